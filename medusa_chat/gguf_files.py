@@ -1,24 +1,20 @@
-"""Which GGUF file is meant: of several in one folder, and by a name on the Hub.
+"""Which GGUF file is meant, of several and by a name on the Hub, and which files are parts of one.
 
-It imports nothing of ours."""
+A split file is several: its parts (llama.cpp's gguf-split: NAME-00001-of-00003.gguf) are read as
+one, which is called by the first. Imports nothing of ours."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 ENDING = ".gguf"
-PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
 BESIDE = re.compile(r"^(mmproj|imatrix)|[-_.]mmproj[-_.]|[-_.]imatrix[-_.]", re.IGNORECASE)
 WHOLE = re.compile(r"(^|[-_.])(b?f|fp)(16|32)([-_.]|$)", re.IGNORECASE)  # not quantised
 
 
 def is_gguf(name: str) -> bool:
     return name.lower().endswith(ENDING)
-
-
-def is_model(name: str) -> bool:
-    """Whether a file can be loaded, by its name."""
-    return is_gguf(name) and not BESIDE.search(_last(name)) and not part_of_split(name)
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -29,46 +25,70 @@ def split_name(name: str) -> tuple[str, str | None]:
     return "/".join(parts[:2]), "/".join(parts[2:])
 
 
-def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
-    """The file to read of those in one folder (name -> bytes), None where there is none, and a
-    sentence that says so where there are several.
+def part_of(name: str) -> tuple[int, int]:
+    """Which part a file is by its name, and of how many; (1, 1) for one that is not split."""
+    match = PART.search(name)
+    number, count = (int(match[1]), int(match[2])) if match else (1, 1)
+    return (number, count) if 1 <= number <= count else (1, 1)
 
-    Once read, all take the same memory: the largest has lost least. One that is not quantised is
-    only longer to fetch. What is no model of its own (images, statistics) is left out, and a part
-    of a split file too unless there is nothing else.
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """All parts of the file that one of them names, the first one first; itself where it is not
+    split."""
+    count = part_of(name)[1]
+    return tuple(_part(name, number) for number in range(1, count + 1))
+
+
+def first_part(name: str) -> str:
+    """What the file is called that one of its parts names; itself where it is not split."""
+    return _part(name, 1)
+
+
+def whole_files(names: Iterable[str]) -> list[str]:
+    """Those that can be loaded, by name: with all their parts, and models of their own (no images,
+    no statistics)."""
+    return [name for name, parts in _files(names).items() if len(parts) == part_of(name)[1]]
+
+
+def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
+    """The file to read of a folder and those below it (name -> bytes), None where there is none,
+    and a sentence that says so where there are several.
+
+    Those in the folder itself come first, and those with all their parts. Once read, all take the
+    same memory: the largest has lost least. One that is not quantised is only longer to fetch.
     """
-    models = {n: size for n, size in sizes.items() if is_gguf(n) and not BESIDE.search(_last(n))}
-    whole = {name: size for name, size in models.items() if not PART.search(name)} or models
-    quantised = {name: size for name, size in whole.items() if not WHOLE.search(_last(name))}
-    found = quantised or whole
-    if not found:
+    files = _files(sizes)
+    files = {name: files[name] for name in whole_files(sizes)} or files
+    level = min((name.count("/") for name in files), default=0)
+    total = {n: sum(map(sizes.__getitem__, p)) for n, p in files.items() if n.count("/") == level}
+    quantised = {name: size for name, size in total.items() if not WHOLE.search(_last(name))}
+    found = quantised or total
+    if not found or level > 1:
         return None, ""
     chosen = min(found, key=lambda name: (-found[name], name))
-    if len(models) == 1:
+    if len(total) == 1:
         return chosen, ""
     which = "largest quantised" if quantised else "largest"
     return chosen, (
-        f"reading {chosen}, the {which} of {len(models)} GGUF files: name another file to read "
+        f"reading {chosen}, the {which} of {len(total)} GGUF files: name another file to read "
         "that one (once loaded, all take the same memory)"
     )
 
 
-def choose_in_repo(sizes: Mapping[str, int]) -> tuple[str | None, str]:
-    """choose_file for a whole repo: in its root, else in the first folder that has some."""
-    folders: dict[str, dict[str, int]] = {}
-    for name, size in sizes.items():
-        if is_gguf(name):
-            folders.setdefault(str(PurePosixPath(name).parent), {})[name] = size
-    choices = (choose_file(folders[folder]) for folder in sorted(folders))
-    return next((choice for choice in choices if choice[0]), (None, ""))
+def _files(names: Iterable[str]) -> dict[str, list[str]]:
+    """What files are called -> those of their parts that are there."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if is_gguf(name) and not BESIDE.search(_last(name)):
+            found.setdefault(first_part(name), []).append(name)
+    return found
 
 
-def part_of_split(name: str) -> str:
-    """Why a file cannot be read by itself, as a clause; empty where it can."""
-    match = PART.search(name)
-    if match is None or int(match[2]) == 1:
-        return ""
-    return f"part {int(match[1])} of {int(match[2])} of a split file"
+def _part(name: str, number: int) -> str:
+    if part_of(name)[1] == 1:
+        return name
+    start = len(name) - len("00001-of-00001.gguf")
+    return f"{name[:start]}{number:05d}{name[start + 5 :]}"
 
 
 def _last(name: str) -> str:

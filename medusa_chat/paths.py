@@ -8,11 +8,13 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 APP = "medusa-chat"
 DATA_DIR_VARIABLE = "MEDUSA_CHAT_DATA_DIR"  # an environment variable: the worker inherits it
+OPEN_SECONDS = 2.0 if os.name == "nt" else 0.0  # a virus scanner looks at what is new at once
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -56,9 +58,20 @@ def unwritable() -> list[Path]:
     found = []
     for folder in (data_dir(), state_dir(), cache_dir()):
         place = next(one for one in (folder, *folder.parents) if one.exists())
-        if not (place.is_dir() and os.access(place, os.W_OK)):
+        if not can_write(place):
             found.append(folder)
     return found
+
+
+def can_write(folder: Path) -> bool:
+    """Whether a file can be made in a folder, by a try: on Windows os.access knows no rights."""
+    trial = folder / f".{APP}-{uuid.uuid4().hex}"  # tempfile tries 10,000 names there on Windows
+    try:
+        trial.touch(exist_ok=False)
+        trial.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _of_user(kind: str) -> Path:
@@ -85,6 +98,21 @@ def drop_leftovers(folder: Path, pattern: str, seconds: float) -> None:
             continue  # another process was faster, or it is not ours
 
 
+def replace(source: str | Path, target: Path) -> None:
+    """os.replace, tried again where Windows refuses it because a program has one of them open, as
+    a virus scanner for a moment. Raises OSError."""
+    until = time.monotonic() + OPEN_SECONDS
+    while True:
+        try:
+            return os.replace(source, target)
+        except PermissionError as error:
+            if time.monotonic() >= until:
+                if OPEN_SECONDS:
+                    error.strerror = f"{error.strerror}: another program has it open, try again"
+                raise
+            time.sleep(0.05)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file whole or not at all, as `write_bytes` does."""
     write_bytes(path, text.encode())
@@ -102,7 +130,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -122,7 +150,7 @@ def write_folder(output: Path, fill: Callable[[Path], None]) -> int:
         fill(partial)
         if output.exists():
             raise FileExistsError(output)
-        partial.replace(output)
+        replace(partial, output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return sum(file.stat().st_size for file in output.rglob("*") if file.is_file())

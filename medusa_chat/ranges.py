@@ -1,6 +1,5 @@
 """Ranges: fields of a dataclass that are numbers, and which values they take."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -40,6 +39,6 @@ def require_ranges(settings: Any, called: Callable[[str], str] = str) -> None:
         if allowed is None or (value is None and one.default is None):
             continue
         is_number = isinstance(value, allowed.kinds) and not isinstance(value, bool)
-        is_within = is_number and math.isfinite(value) and allowed.low <= value <= allowed.high
+        is_within = is_number and allowed.low <= value <= allowed.high
         if not is_within or (allowed.is_open and value == allowed.high):
             raise UsageError(f"{called(one.name)} is {value!r}: give {allowed}")

@@ -83,9 +83,9 @@ class Timed(Session):
         self.jobs: list[Ticket[Event]] = []
         self.seen: list[Ticket[Event]] = []  # those whose rate was taken
 
-    def submit(self, request: Request[V]) -> Ticket[V]:
+    def submit(self, request: Request[V], guest: str = "") -> Ticket[V]:
         with self._queue.changed:  # before the session's thread takes it
-            ticket = super().submit(request)
+            ticket = super().submit(request, guest)
             if isinstance(request, Reply):
                 ticket.trace = Stamped()
                 self.jobs.append(ticket)

@@ -11,9 +11,10 @@ import sys
 from contextlib import closing
 from statistics import median
 
+from support.races import race
+
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.compare import compare
 from medusa_chat.runtime.recordings import Comparison
 from medusa_chat.runtime.requests import Reply, Tune
 from medusa_chat.runtime.session import Session
@@ -36,7 +37,7 @@ def measure(session: Session, answers: int, nodes: int | None) -> None:
         ticket = session.submit(Reply(conversation, settings))
         ticket.done.wait()
         stats = ticket.trace[-1].stats
-        *_, found = compare(session, conversation, settings, plain_first=turn % 2 == 0)
+        *_, found = race(session, conversation, settings, plain_first=turn % 2 == 0)
         assert isinstance(found, Comparison)
         if not stats.plain_step_seconds or not found.speedup:
             print(f"{turn + 1:3}  no figure")

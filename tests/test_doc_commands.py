@@ -4,6 +4,7 @@ A command runs in this process, in a folder that has the files the pages speak o
 take a second: more options are added, values are made small, and a name is given for a placeholder.
 """
 
+import io
 import json
 import re
 import runpy
@@ -59,6 +60,7 @@ RUNS = {
         f"generate --messages F.json {PLAIN}",
         f"generate --prompts F.jsonl {PLAIN}",
     ],
+    "medusa-chat chat [--system TEXT] [--verbose]": [f"chat --system Hi --verbose {PLAIN}"],
     "medusa-chat models list | search TEXT | pull ID | rm ID [--json]": ["models list --json"],
     "medusa-chat inspect ID|DIR|FILE [--backbone ID|DIR|FILE] [--max-context N] [--json]": [
         "inspect my-heads --backbone my-heads --max-context 64 --json",
@@ -69,7 +71,7 @@ RUNS = {
         "export --checkpoint my-heads --backbone my-heads --format vllm for-vllm-3 --json"
     ],
     "medusa-chat bench [--study NAME] [--prompts FILE] [--shape 7b|8b] [--layers N] "
-    "[--trace FILE] [--reference DIR] [--medusa-2 DIR] [--draft DIR] [--data FILE] [--rounds N] "
+    "[--reference DIR] [--medusa-2 DIR] [--draft DIR] [--data FILE] [--rounds N] "
     "[--max-new-tokens N] [--tree NAME] [--json] [--output FILE] [--picture FILE.svg]": [
         f"bench --study turns --study text {SMALL} --json --output F.json --picture FILE.svg",
         "bench --study assisted --draft assets/demo/draft " + QUESTIONS,
@@ -112,6 +114,7 @@ ELSEWHERE = {
     "medusa-chat ui --checkpoint my-heads": PAGE,
     "medusa-chat [ui] --host --port --share --auth USER:PASSWORD --no-browser --root-path": PAGE,
     "medusa-chat --checkpoint smollm2": NETWORK,
+    "medusa-chat chat --checkpoint smollm2": NETWORK,
     "medusa-chat models search vicuna": NETWORK,
     "medusa-chat inspect FasterDecoding/medusa-vicuna-7b-v1.3": NETWORK,
     "medusa-chat generate --checkpoint FasterDecoding/medusa-vicuna-7b-v1.3 "
@@ -218,6 +221,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", RUN_LINES)
 def test_it_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
     if "--chats" in line:
         said = MessageTree().plus("user", "Hello").plus("assistant", "Hello!")
         chat = StoredConversation(said)

@@ -38,20 +38,21 @@ ROOMS: dict[str, set[str]] = {
         "decoding",
     },
     "ui.access": set(),
-    "ui.page": {"runtime", "training", "decoding"},
+    "ui.page": {"ui.access", "runtime", "training", "decoding"},
     "ui.chat": {"ui.page", "ui.access", "runtime", "decoding"},
     "ui.models": {
         *("ui.page", "ui.access", "runtime", "checkpoints", "checkpoints.layouts", "hub"),
         "decoding",
     },
     "ui.tune": {"ui.page", "ui.access", "runtime", "training", "trees", "decoding"},
-    "ui.compare": {"ui.page", "runtime", "decoding"},
+    "ui.compare": {"ui.page", "ui.access", "runtime", "decoding"},
     "ui": {
         *("ui.chat", "ui.models", "ui.tune", "ui.compare", "ui.access", "ui.page", "runtime"),
         "decoding",
     },
     "cli": {
-        *("ui", "bench", "runtime", "training", "checkpoints", "trees", "hub", "decoding"),
+        *("ui", "bench", "runtime", "training", "checkpoints", "checkpoints.layouts", "trees"),
+        *("hub", "decoding"),
     },
 }
 

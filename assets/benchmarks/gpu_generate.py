@@ -10,6 +10,7 @@ from gpu_steps import NODES, label, shape_of
 
 from medusa_chat.bench.harness.hf_baseline import HFBaseline, compiled, no_compiler
 from medusa_chat.bench.harness.random_model import random_weights
+from medusa_chat.bench.harness.report_data import Question
 
 PROMPT, ANSWER = 1000, 64  # tokens
 BESIDE = "7b-fp16"  # the part of gpu.py with our steps
@@ -33,13 +34,13 @@ def _figures(bench: Bench, options: dict[str, Any]) -> Iterator[tuple[str, Any]]
     torch.manual_seed(0)
     model, _ = random_weights(shape, torch.device(bench.device), torch.float16)
     baseline = HFBaseline(model, frozenset({0}), bench.either(ANSWER, 6), PROMPT + ANSWER)
-    prompt = [(7 * i + 3) % shape.vocabulary for i in range(PROMPT)]
+    prompt = Question([(7 * i + 3) % shape.vocabulary for i in range(PROMPT)], "")
     rounds = []
     for number in range(3):  # the first warms up and compiles
-        found = baseline.answer(prompt, **options)
+        found, seconds = baseline.answer(prompt, **options)
         if number:
-            rounds.append(1e3 * found.stepping / max(found.steps, 1))
-        yield "seconds of the first answer" if not number else f"round {number}, s", found.seconds
+            rounds.append(1e3 * found.seconds / max(found.steps, 1))
+        yield "seconds of the first answer" if not number else f"round {number}, s", seconds
     ms = min(rounds)
     yield "ms a token", ms
     for nodes in NODES:

@@ -31,7 +31,7 @@ from tqdm import tqdm  # noqa: E402
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
-from medusa_chat.training.accuracy import count_ranks, ranks_of_answer  # noqa: E402
+from medusa_chat.training.accuracy import counts_of, ranks_of  # noqa: E402
 from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
@@ -254,10 +254,10 @@ def make_calibration(
     tokens that most of all answers are made of."""
     path = work / CALIBRATION
     if not path.exists():
-        events = count_ranks(model, heads, held_out)
-        *_, counts = tqdm(events, desc="calibration", unit="batch")
+        told = tqdm(held_out, desc="calibration", unit="answer")
+        ranks = [rows for example in told for rows in ranks_of(model, heads, example)]
+        counts = counts_of(ranks, len(heads))
         accuracies = [[round(a, 5) for a in row] for row in counts.accuracies]
-        ranks = [ranks_of_answer(model, heads, example) for example in held_out]
         tree = search_paths(ranks, plan.nodes, plan.default_nodes)
         calibration = {
             "version": 1,

@@ -73,7 +73,7 @@ function factList(data, step, node) {
   const parent = step.parent[node];
   const depth = depthOf(step, node);
   const name = columnName(data, step, depth);
-  const exact = (p) => (p === null ? null : String(p));
+  const exact = (p) => (p === null ? null : p > 0 && p < 1e-4 ? "under 0.0001" : String(p));
   if (node > 0) {
     const [rank, q, p] = [step.rank, step.q, step.p].map((values) => figure(values, node));
     row("proposed by", SOURCES[sourceOf(step, node)]);
@@ -88,8 +88,8 @@ function factList(data, step, node) {
     row("what binds there", bindWords(data, step, parent));
     const sampled = figure(step.sampled, parent);
     if (!isTypical(step) && sampled !== null && !figure(step.same, node)) {
-      const place = step.id.indexOf(sampled);
-      row(own(data), `${place < 0 ? "" : `${quoted(step.text[place])} `}token ${sampled}`);
+      const text = textOf(step, sampled);
+      row(own(data), `${text === undefined ? "" : `${quoted(text)} `}token ${sampled}`);
     }
   }
   const isParent = step.parent.includes(node);
@@ -99,6 +99,15 @@ function factList(data, step, node) {
     row("what binds for its children", bindWords(data, step, node));
   }
   return list;
+}
+
+// The text of a token: as it was drafted, as the next step's root, or of the top 10 once it is here.
+function textOf(step, token) {
+  const drafted = [step, steps.get(step.index + 1)].flatMap((one) =>
+    one?.id ? one.id.map((id, node) => [id, one.text[node]]) : [],
+  );
+  const top = peeks.get(peekKey(asked))?.backbone_top || [];
+  return [...drafted, ...top].find(([id]) => id === token)?.[1];
 }
 
 function nats(entropy) {

@@ -83,7 +83,8 @@ function drawChart(data, bars, times, shown) {
   hide(chartBox, !points.length);
   if (!points.length) return;
   const rateOf = (point) => point[1];
-  chart.most = Math.max(chart.most, f.plain || 0, ...points.map(rateOf));
+  const before = data.ended ? 0 : chart.most; // the axis stands still while it runs
+  chart.most = Math.max(before, f.plain || 0, ...points.map(rateOf));
   const top = niceAbove(chart.most);
   const [left, right, low, high] = [CHART_LEFT, across - 6, CHART_HIGH - 16, 15];
   const x = (seconds) => left + ((right - left) * seconds) / Math.max(chart.seconds, 1e-6);

@@ -1,6 +1,5 @@
 // Two recordings of one prompt, replayed in two columns on one clock. The value is one JSON
 // object: what runs now, or the last result.
-const root = element.querySelector(".compare-block") || element;
 
 let seen = null;
 let result = null; // as it was measured
@@ -8,8 +7,8 @@ let race = null; // the result on the clock that is chosen
 
 // ---- the fixed parts ----
 
-const spoken = make("p", "compare-spoken"); // for screen readers: a sentence when there is news
-const fault = make("p", "compare-error");
+const spoken = withRole(make("p", "compare-spoken"), "status"); // for screen readers: a sentence when there is news
+const fault = withRole(make("p", "compare-error"), "alert");
 const status = make("p", "compare-status");
 const facts = make("div", "compare-facts");
 const hollow = make(
@@ -18,8 +17,6 @@ const hollow = make(
   "No comparison yet. Run both: the prompt is answered by plain decoding and with Medusa, one " +
     "after the other, and both recordings are replayed here on one clock.",
 );
-spoken.setAttribute("role", "status");
-fault.setAttribute("role", "alert");
 root.replaceChildren(spoken, fault, status, track, controls, raceBox, facts, hollow);
 
 // ---- the value ----
@@ -123,9 +120,7 @@ function lastRace() {
 
 function fillPrompt(text) {
   const box = promptBox();
-  if (!box || isTyped || box.value === text) return;
-  box.value = text;
-  box.dispatchEvent(new Event("input", { bubbles: true }));
+  if (box && !isTyped) fillIn(box, text);
 }
 
 watch("value", () => requestAnimationFrame(fold));

@@ -1,18 +1,16 @@
 // The list of conversations. The value is one JSON object: {"rows": [[id, title, Unix time, does an
-// answer run]], "current": id, "title": of it, "search": what is looked for, "more": are there older
-// ones}. A row is drawn again only when it has changed, so that focus and a title that is being
-// written stay.
+// answer run, where a search was found]], "current": id, "title": of it, "search": what is looked
+// for, "more": are there older ones, "key": of the tab, "takes": is a file taken in}. A row is drawn
+// again only when it has changed, so that focus and a title that is being written stay.
 const SEARCH_MS = 250;
 const DAY = 24 * 3600 * 1000;
 
-const root = element.querySelector(".conversations-block") || element;
 const field = make("input", "chat-list-search");
 const list = make("div", "chat-list");
 const empty = make("p", "chat-list-empty");
 const older = button("chat-list-older", "Show older", () => ask({ more: true }));
 const rows = new Map(); // id -> {item, seen, row, isWritten}
 let view = { rows: [], current: "", title: "", search: "", more: false };
-let seen = "";
 let waiting = 0; // the timer of the search
 
 function choose(id) {
@@ -35,7 +33,7 @@ function place(row) {
     known.item.dataset.id = row[0];
     rows.set(row[0], known);
   }
-  const now = JSON.stringify([row[1], row[3]]);
+  const now = JSON.stringify([row[1], row[3], row[4]]);
   known.row = row;
   if (known.seen !== now && !known.isWritten) drawRow(known);
   known.seen = now;
@@ -57,11 +55,32 @@ function drawList() {
     items.push(place(row));
   }
   const isSame = items.length === list.children.length;
-  if (isSame && items.every((item, at) => item === list.children[at])) return;
-  const focused = document.activeElement;
-  list.replaceChildren(...items);
-  if (list.contains(focused)) focused.focus();
+  if (!isSame || items.some((item, at) => item !== list.children[at])) {
+    const focused = document.activeElement;
+    list.replaceChildren(...items);
+    if (list.contains(focused)) focused.focus();
+  }
+  const now = document.activeElement?.closest(".chat-row");
+  reach(list.contains(now) ? now : list.querySelector(".is-current") || list.querySelector(".chat-row"));
 }
+
+// Tab comes to one row of the list, with its buttons; the arrows go to the others.
+function reach(item) {
+  for (const node of list.querySelectorAll("a, button")) node.tabIndex = item.contains(node) ? 0 : -1;
+}
+
+list.addEventListener("focusin", ({ target }) => reach(target.closest(".chat-row")));
+list.addEventListener("keydown", (event) => {
+  const item = event.target.closest(".chat-row");
+  if (!item || event.target.matches("input")) return;
+  const all = [...list.querySelectorAll(".chat-row")];
+  const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  if (by) all[all.indexOf(item) + by]?.querySelector(".chat-row-open")?.focus();
+  else if (event.key === "F2") rename(rows.get(item.dataset.id));
+  else if (event.key === "Delete") drop(rows.get(item.dataset.id));
+  else return;
+  event.preventDefault();
+});
 
 const headings = new Map();
 function heading(name) {
@@ -69,13 +88,13 @@ function heading(name) {
   return headings.get(name);
 }
 
-function draw() {
-  const value = props.value || "";
+function draw(line) {
+  if (!line) return;
   const title = document.getElementById("chat-title");
-  if (!value || (value === seen && title?.dataset.id === view.current)) return;
-  if (!title) return void setTimeout(draw, 50); // it is not there yet
-  seen = value;
-  view = JSON.parse(value);
+  if (!title) return void setTimeout(draw, 50, line); // it is not there yet
+  const isFirst = !view.current;
+  view = line;
+  writeAddress(isFirst);
   const wanted = new Set(view.rows.map((row) => row[0]));
   for (const id of rows.keys()) if (!wanted.has(id)) rows.delete(id);
   drawList();
@@ -83,6 +102,9 @@ function draw() {
   say(empty, isSearch ? "Nothing found." : "Your conversations will be listed here.");
   empty.hidden = view.rows.length > 0;
   older.hidden = !view.more;
+  foot.hidden = false;
+  foot.firstChild.disabled = !view.rows.length && !view.search;
+  importer.hidden = !view.takes;
   title.dataset.id = view.current;
   say(title, view.title || UNTITLED);
   document.getElementById("system-button")?.classList.toggle("is-set", view.system);
@@ -101,9 +123,7 @@ field.addEventListener("input", () => {
   clearTimeout(waiting);
   waiting = setTimeout(ask, SEARCH_MS);
 });
-root.setAttribute("role", "navigation");
-root.setAttribute("aria-label", "Conversations");
-empty.hidden = older.hidden = true;
-root.replaceChildren(field, list, empty, older);
-watch("value", draw);
-draw();
+withRole(root, "navigation", "Conversations");
+empty.hidden = older.hidden = foot.hidden = true;
+root.replaceChildren(field, empty, list, older, foot);
+onValue(draw);

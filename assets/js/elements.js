@@ -1,4 +1,37 @@
-// What the page's own blocks are made of. Text goes in by textContent only.
+// What the page's own blocks begin with and are made of. A block's value is one JSON text. Text goes
+// in by textContent only.
+const root = element.firstElementChild;
+
+// Tells `act` what the value says, now and whenever it is another; null while it says nothing.
+function onValue(act) {
+  const tell = () => act(props.value ? JSON.parse(props.value) : null);
+  watch("value", tell);
+  tell();
+}
+
+// Does something every so many milliseconds, until the block is gone.
+function every(ms, act) {
+  const clock = setInterval(() => (element.isConnected ? act() : clearInterval(clock)), ms);
+}
+
+// What does something in the next frame, once however often it is called until then.
+function inNextFrame(act) {
+  let isDue = false;
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    requestAnimationFrame(() => {
+      isDue = false;
+      act();
+    });
+  };
+}
+
+// Whether somebody sees the block: its tab of the page is open, and the page's of the browser.
+function isInSight() {
+  return root.offsetParent !== null && !document.hidden;
+}
+
 function make(tag, name, text) {
   const node = document.createElement(tag);
   if (name) node.className = name;
@@ -19,6 +52,27 @@ function button(name, text, act) {
   const node = make("button", name, text);
   node.addEventListener("click", act);
   return node;
+}
+
+// A list to choose from. choices: [value, text] each; act: told the value that was chosen.
+function choiceOf(label, choices, value, act) {
+  const node = make("select", "choice");
+  node.setAttribute("aria-label", label);
+  for (const [key, text] of choices) {
+    const option = make("option", "", text);
+    option.value = key;
+    node.append(option);
+  }
+  node.value = value;
+  node.addEventListener("change", () => act(node.value));
+  return node;
+}
+
+// Puts a text into a box of Gradio's, which hears of it as if it was typed.
+function fillIn(box, text) {
+  if (box.value === text) return;
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 // A drawing of one line on 24 by 24.

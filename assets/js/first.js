@@ -1,33 +1,37 @@
-// Before Gradio's own script: light or dark without a flash, the skeleton, and what is said when
-// the server is gone. Runs once, at the top of the body.
+// Before Gradio's own script: light or dark without a flash, the skeleton, and what is told. Runs
+// once, at the top of the body.
 (() => {
   const LOOK = "medusa-look";
   const DRAFT = "medusa-draft";
+  const UNHEARD = "medusa-unheard"; // what of it was under way, and what was said before
   const system = matchMedia("(prefers-color-scheme: dark)");
+  const paper = matchMedia("print");
   const asked = new URLSearchParams(location.search).get("__theme");
 
-  function kept(store, name) {
+  // place: localStorage or sessionStorage. The page's blocks read by it too.
+  function kept(place, name) {
     try {
-      return store.getItem(name);
+      return window[place].getItem(name);
     } catch {
       return null; // storage is switched off: the choice lasts as long as the page
     }
   }
+  window.medusaKept = kept;
 
   // ---- light and dark ----
 
   function applyLook() {
     const look = document.documentElement.dataset.look;
-    const isDark = look === "dark" || (look !== "light" && system.matches);
+    const isDark = !paper.matches && (look === "dark" || (look !== "light" && system.matches));
     if (document.body.classList.contains("dark") !== isDark)
       document.body.classList.toggle("dark", isDark);
     document.documentElement.style.colorScheme = isDark ? "dark" : "light";
   }
 
-  const first = asked === "dark" || asked === "light" ? asked : kept(localStorage, LOOK);
+  const first = asked === "dark" || asked === "light" ? asked : kept("localStorage", LOOK);
   document.documentElement.dataset.look = first === "dark" || first === "light" ? first : "system";
   applyLook();
-  system.addEventListener("change", applyLook);
+  for (const medium of [system, paper]) medium.addEventListener("change", applyLook);
   new MutationObserver(applyLook).observe(document.body, { attributeFilter: ["class"] });
   new MutationObserver(applyLook).observe(document.documentElement, {
     attributeFilter: ["data-look"],
@@ -73,30 +77,35 @@
     restoreDraft();
   }
 
-  // ---- the server is gone ----
+  // ---- what there is to tell ----
 
-  const PAUSE = 2500;
-  const PATIENCE = 10000; // a busy server is not a lost one
-  const root = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
-  const lost = document.getElementById("lost");
-  let misses = 0;
-  let program = null;
-
-  function say(title, text) {
-    lost.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }), text);
-    lost.hidden = false;
-    document.documentElement.classList.add("is-lost");
+  function notify(level, text, seconds) {
+    const notices = document.getElementById("notices");
+    const note = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+    note.className = level;
+    note.title = "Click to close";
+    note.addEventListener("click", () => note.remove());
+    for (const other of [...notices.children]) if (other.textContent === text) other.remove();
+    notices.append(note);
+    if (seconds) setTimeout(() => note.remove(), seconds * 1000);
   }
 
-  function unsay() {
-    lost.hidden = true;
-    document.documentElement.classList.remove("is-lost");
+  window.medusaNotify = notify; // by link.js and the page's own scripts
+
+  // ---- what is written stays over a reload ----
+
+  // What stands in the conversation or waits there.
+  function said() {
+    const all = document.querySelectorAll("#history .as-typed, .next-line > span");
+    return Array.from(all, (one) => one.textContent).join("\n");
   }
 
   function keepDraft() {
     const box = document.querySelector("#box textarea");
     try {
-      if (box && box.value) sessionStorage.setItem(DRAFT, box.value);
+      if (!box || !box.value) return;
+      sessionStorage.setItem(DRAFT, box.value);
+      sessionStorage.setItem(UNHEARD, JSON.stringify([window.medusaTaken || "", said()]));
     } catch {
       // nothing can be kept
     }
@@ -104,57 +113,30 @@
 
   addEventListener("pagehide", keepDraft); // whoever has it load again: we, Gradio, or the user
 
+  // A draft without the message that was under way when the page was left, if that has arrived.
+  function unsent(draft) {
+    const [taken, before] = JSON.parse(kept("sessionStorage", UNHEARD) || '["", ""]');
+    const now = said();
+    const isHere = taken && now !== before && now.endsWith(taken.trim());
+    return isHere && draft.startsWith(taken) ? draft.slice(taken.length) : draft;
+  }
+
   // The page may draw the box anew while it loads, empty: set it until it has held for a second.
   function restoreDraft(held = 0, tries = 0) {
-    const draft = kept(sessionStorage, DRAFT);
+    const draft = kept("sessionStorage", DRAFT);
     if (!draft) return;
     const box = document.querySelector("#box textarea");
-    if (held === 4 || tries === 120 || (box && box.value && box.value !== draft)) {
-      sessionStorage.removeItem(DRAFT);
+    const text = unsent(draft);
+    const isTyped = box && box.value && box.value !== draft && box.value !== text;
+    if (held === 4 || tries === 120 || isTyped) {
+      for (const name of [DRAFT, UNHEARD]) sessionStorage.removeItem(name);
       return;
     }
-    const holds = Boolean(box && box.value);
+    const holds = Boolean(box) && box.value === text;
     if (box && !holds) {
-      box.value = draft;
+      box.value = text;
       box.dispatchEvent(new Event("input", { bubbles: true }));
     }
     setTimeout(() => restoreDraft(holds ? held + 1 : 0, box ? tries + 1 : tries), 250);
   }
-
-  async function ask() {
-    try {
-      const limit = AbortSignal.timeout(PATIENCE);
-      const path = `${root}/gradio_api/app_id`;
-      const answer = await fetch(path, { cache: "no-store", signal: limit });
-      if (answer.status === 410 || answer.status === 401) return "ended";
-      return answer.ok ? (await answer.json()).app_id : null;
-    } catch {
-      return null;
-    }
-  }
-
-  async function look() {
-    const found = document.hidden && !misses ? program : await ask();
-    if (found === "ended") {
-      say("This link has ended", "Ask the person who gave it to you for a new one.");
-      return;
-    }
-    if (found === null) {
-      misses++;
-      if (misses === 2)
-        say(
-          "No connection to medusa-chat",
-          "The program was closed, or the network is gone. This page comes back by itself.",
-        );
-    } else if (program !== null && found !== program) {
-      location.reload(); // another program answers: nothing of this page is known to it
-      return;
-    } else {
-      if (misses >= 2) unsay();
-      misses = 0;
-      program = found;
-    }
-    setTimeout(look, misses ? 1000 : PAUSE);
-  }
-  look();
 })();

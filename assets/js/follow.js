@@ -2,17 +2,20 @@
 // compare every property of every output. Each part goes to the block that draws it; the end of
 // the stream is told to all of them, and then this tab looks at what became of the answer.
 const PAUSE = 700; // ms before it is tried again after a stream that broke
+const SILENT = 10_000; // ms without a byte, twenty of which are sent meanwhile: it is a dead one
 const WRITE_EVERY = 250; // ms between two drawings of the text as Markdown
 const LONG = 4000; // characters from which they come less often
 const bare = document.createTextNode(""); // what is said, but not drawn as Markdown yet
 const redrawn = new MutationObserver(() => {
-  drawn = window.medusaSaid;
+  drawn = handed;
   addBare();
 });
 let isFollowing = false;
 let following = null; // what ends the stream
+let silence = 0; // the timer of that
 let said = "";
-let drawn = ""; // what there was of it when it was drawn
+let handed = ""; // what there was of it when it was last handed to be drawn
+let drawn = ""; // what is drawn of it
 let writing = 0; // the timer of the next one
 let wroteAt = 0;
 
@@ -21,6 +24,7 @@ async function follow(key) {
   isFollowing = true;
   let isWhole = false;
   following = new AbortController();
+  hear();
   try {
     const root = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
     const headers = { "x-medusa-tab": key };
@@ -30,24 +34,31 @@ async function follow(key) {
   } catch {
     // the connection is gone, or was ended: what is there now is looked at below
   }
+  clearTimeout(silence);
   isFollowing = false;
   tell("medusa-end");
   endReel();
   if (!isWhole) await new Promise((done) => setTimeout(done, PAUSE));
-  trigger("refresh");
+  trigger(isWhole ? "refresh" : "redraw"); // the server may not know yet that it broke
+}
+
+function hear() {
+  clearTimeout(silence);
+  silence = setTimeout(() => following.abort(), SILENT);
 }
 
 // true when the stream came to its end.
 async function read(reader) {
   const decoder = new TextDecoder();
   let rest = "";
-  [said, drawn, window.medusaSaid] = ["", "", ""];
+  [said, handed, drawn] = ["", "", ""];
   const prose = document.getElementById("live-text");
   redrawn.observe(prose, { childList: true, characterData: true, subtree: true });
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return true;
+      hear();
       const events = (rest + decoder.decode(value, { stream: true })).split("\n\n");
       rest = events.pop();
       for (const event of events) if (event.startsWith("data: ")) take(JSON.parse(event.slice(6)));
@@ -95,7 +106,8 @@ function write() {
   clearTimeout(writing);
   writing = 0;
   wroteAt = performance.now();
-  window.medusaSaid = said; // where the event finds it
+  handed = said;
+  window.medusaSaid = inert(said); // where the event finds it
   trigger("write");
 }
 
@@ -107,7 +119,8 @@ function addBare() {
   else {
     const last = lastText(block);
     if (last && last.nextSibling !== bare) last.after(bare);
-    if (bare.data !== rest) bare.data = rest;
+    if (!rest.startsWith(bare.data)) bare.data = rest;
+    else if (rest !== bare.data) bare.appendData(rest.slice(bare.length)); // a selection in it stays
   }
   redrawn.takeRecords();
 }

@@ -1,7 +1,6 @@
 // The panel's own frame: its elements, and what it knows of the answer it shows.
 const NARROW = 560; // below, the tree folds to what was tested
 
-const root = element.querySelector(".tree-block") || element;
 const head = make("div", "step-head");
 const facing = make("div", "facing");
 const views = withRole(make("div", "views"), "group", "View of the step");
@@ -16,7 +15,7 @@ const nodes = draw("g", { role: "group" });
 const legend = make("div", "legend");
 const fold = button("fold", "", () => {
   wantsFold = !isFolded();
-  tallest = 0;
+  [tallest, largest] = [0, LARGEST];
   schedule();
 });
 const PLAIN =
@@ -55,9 +54,24 @@ function widthIn(node) {
   return widthsOf.get(node);
 }
 const resized = new ResizeObserver((entries) => {
+  const [before, room] = [widthsOf.get(root), widthsOf.get(picture)];
   for (const { target } of entries) widthsOf.set(target, target.clientWidth);
+  if (widthsOf.get(root) !== before) loosen();
+  if (widthsOf.get(picture) !== room) largest = LARGEST;
   schedule();
 });
+
+// Lines that wrap in one step and not in the next keep their greatest height: the tree stands still.
+const steady = [plain, facing, legend];
+const heights = new ResizeObserver((entries) => {
+  for (const { target, borderBoxSize } of entries) {
+    const high = borderBoxSize[0].blockSize;
+    if (high > (parseFloat(target.style.minHeight) || 0)) target.style.minHeight = `${high}px`;
+  }
+});
+function loosen() {
+  for (const node of steady) node.style.minHeight = "";
+}
 
 let data = null; // the newest line
 let shown = null; // the step that is drawn
@@ -73,9 +87,9 @@ let chips = [];
 let active = 0; // the node that has the keyboard
 let hovered = null;
 let quiet = null; // the node under the pointer that needs no tooltip
-let scheduled = false;
 let tallest = 0;
 let describing = 0;
+const schedule = inNextFrame(() => render());
 
 function show(name) {
   view = name;

@@ -26,38 +26,24 @@ function modelledWords(of, whose) {
   return `modelled: the times of a ${of.size} on this GPU; the tokens a step are this ${whose}'s`;
 }
 
-function isPace(found) {
-  const { sizes, gpus, precisions } = GPU_TIMES;
-  return (
-    Boolean(found) &&
-    sizes.includes(found.size) &&
-    gpus.includes(found.gpu) &&
-    precisions.includes(found.precision) &&
-    ["slow", "own"].includes(found.clock) &&
-    Number.isInteger(found.nodes)
-  );
+// The words of it, with a space behind them; empty where it is not slower.
+function slowWords(of) {
+  const times = slowness(of);
+  return times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
 }
 
+// The pace that this browser keeps, where it is one.
 function storedPace() {
+  const { sizes, gpus, precisions } = GPU_TIMES;
+  let found = null;
   try {
-    const found = JSON.parse(localStorage.getItem(PACE_KEY));
-    return isPace(found) ? { ...FIRST_PACE, ...found } : { ...FIRST_PACE };
+    found = JSON.parse(stored("localStorage", PACE_KEY));
   } catch {
-    return { ...FIRST_PACE }; // nothing is kept, or it is not ours
+    // it is not ours
   }
-}
-
-function choiceOf(label, choices, value, act) {
-  const node = make("select", "choice");
-  node.setAttribute("aria-label", label);
-  for (const [key, text] of choices) {
-    const option = make("option", "", text);
-    option.value = key;
-    node.append(option);
-  }
-  node.value = value;
-  node.addEventListener("change", () => act(node.value));
-  return node;
+  const isGpu = sizes.includes(found?.size) && gpus.includes(found.gpu) && precisions.includes(found.precision);
+  const isOurs = isGpu && CLOCKS.some(([clock]) => clock === found.clock) && Number.isInteger(found.nodes);
+  return isOurs ? { ...FIRST_PACE, ...found } : { ...FIRST_PACE };
 }
 
 function named(list) {

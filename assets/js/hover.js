@@ -2,8 +2,8 @@
 // there, and shows that answer's steps first where others are shown. No request for a hover.
 const pointedAt = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;
 const placed = new WeakMap(); // a row's content -> {key, size, first, at} of its characters
+const conversation = document.getElementById("conversation");
 let pending = null; // {answer, at}: a click on an answer whose steps are not shown yet
-let isLooking = false;
 
 if (pointedAt) CSS.highlights.set("step-pointed", pointedAt);
 
@@ -62,7 +62,6 @@ function rangesOf({ places, start }, { from, to }) {
 }
 
 function point(event) {
-  isLooking = false;
   const word = event.buttons ? null : wordAt(event);
   const found = word && window.medusaWords?.isShown(word.answer) ? window.medusaWords.stepAt(word.at) : null;
   document.querySelector(".message-content.has-step")?.classList.remove("has-step");
@@ -90,7 +89,7 @@ function reach(target) {
   withRole(target, "group", "Answer. Enter shows its steps.").tabIndex = 0;
 }
 
-document.getElementById("conversation")?.addEventListener("keydown", ({ key, target }) => {
+conversation.addEventListener("keydown", ({ key, target }) => {
   if (key === "Enter" && target.matches?.("#history .bot .message-content")) target.click();
 });
 
@@ -106,10 +105,12 @@ window.addEventListener("medusa-answer", () =>
     pending = null;
   }),
 );
-document.getElementById("conversation")?.addEventListener("click", press, true);
-document.getElementById("conversation")?.addEventListener("pointermove", (event) => {
-  if (isLooking || event.pointerType === "touch") return;
-  isLooking = true;
-  requestAnimationFrame(() => point(event));
+conversation.addEventListener("click", press, true);
+let moved = null; // the last move of the pointer
+const pointSoon = inNextFrame(() => point(moved));
+conversation.addEventListener("pointermove", (event) => {
+  if (event.pointerType === "touch") return;
+  moved = event;
+  pointSoon();
 });
-document.getElementById("conversation")?.addEventListener("pointerleave", (event) => point(event));
+conversation.addEventListener("pointerleave", (event) => point(event));

@@ -4,10 +4,12 @@ const KEYS = [
   ["Shift + Enter", "new line"],
   ["Esc", "stop the answer"],
   ["Alt + R", "regenerate the last answer"],
+  ["↑ in an empty box", "edit your last message"],
   ["Ctrl + Enter and Esc", "in a message that is edited: done, or leave it"],
   ["Ctrl + Shift + O", "new chat"],
   ["Space", "play and pause the steps; step by step: the next one"],
   ["← and →", "one step back or forward in the timeline"],
+  ["↑, ↓, F2 and Del", "in the list of conversations: move, rename, delete"],
   ["/", "write a message"],
   ["?", "this list"],
 ];
@@ -15,7 +17,6 @@ const OWN_ARROWS =
   "input, textarea, select, [contenteditable=true], [role=slider], [role=tab], [role=radio]," +
   "[role=listbox], [role=option], [role=menu], [role=tree], .tree-box, svg.bars";
 
-const root = element.querySelector(".keys-block") || element;
 const list = make("dialog", "");
 const title = make("h2", "", "Keyboard");
 const table = make("dl", "");
@@ -65,6 +66,21 @@ function endEdit(name) {
   return true;
 }
 
+// Where a click leaves the keyboard nowhere, for its button goes or is switched off, one goes on writing.
+const LEAVES_NOTHING =
+  "#examples button, #regenerate, #proceed, #undo, #history button[aria-label=Submit]";
+document.addEventListener("click", ({ target }) => {
+  if (matchMedia("(hover: hover)").matches && target.closest?.(LEAVES_NOTHING)) write();
+});
+
+function editLast() {
+  const mine = document.querySelectorAll("#history .message-row.user-row");
+  const bar = mine[mine.length - 1]?.nextElementSibling;
+  bar?.querySelector('button[aria-label="Edit"]')?.click();
+  requestAnimationFrame(() => document.querySelector("#history .edit-textarea")?.focus());
+  return Boolean(bar);
+}
+
 function act(event) {
   const { key, target } = event;
   const isPlain = !event.ctrlKey && !event.altKey && !event.metaKey;
@@ -72,6 +88,7 @@ function act(event) {
     if (key === "Escape") return endEdit("Cancel");
     return key === "Enter" && (event.ctrlKey || event.metaKey) && endEdit("Submit");
   }
+  if (key === "ArrowUp" && isPlain && target.matches?.("#box textarea") && !target.value) return editLast();
   if (key === "Escape" && isPlain) {
     const isOpen = target.closest?.("[role=combobox][aria-expanded=true], [role=listbox]");
     return !isOpen && press("stop");

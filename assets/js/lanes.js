@@ -12,13 +12,10 @@ function makeLane(name, key) {
   lane.flag = make("span", "flag");
   lane.count = make("span", "lane-count");
   lane.bar = make("progress", "lane-bar");
-  lane.text = make("div", "lane-text");
+  lane.text = scrollRegion("lane-text", `${name}: text`);
   lane.bar.max = 1;
   lane.bar.value = 0;
   lane.bar.setAttribute("aria-label", `${name}: progress`);
-  lane.text.tabIndex = 0;
-  lane.text.setAttribute("role", "region");
-  lane.text.setAttribute("aria-label", `${name}: text`);
   box.dataset.side = key;
   head.append(make("h3", "", name), lane.flag, lane.count);
   box.append(head, lane.bar, lane.text);

@@ -6,8 +6,10 @@ const GAP = 26;
 const FONT = 10.5; // px, of a chip of CHIP; a small tree is drawn larger
 const ROOM = 460; // px that a picture may take before its chips are as small as they get
 const LARGEST = 1.7;
+const CLOSEST = 92; // px from column to column where all of the tree is to be seen
 const LONG = 110; // px: where there is room for the mouse, a longer token is cut
 let scale = 1;
+let largest = LARGEST; // no step of an answer is drawn larger than one before
 let widest = 0; // px that the longest token of the answer needs, at FONT
 
 // ---- layout: once per shape and width ----
@@ -38,9 +40,15 @@ function places(parents, drawn) {
   return { depth, row, rows, columns: Math.max(...drawn.map((node) => depth[node])) + 1 };
 }
 
+// The line to a chip at `x` from the one before it, a gap away: from one height to another.
+function branch(x, gap, from, to) {
+  const bend = gap * 0.6;
+  return `M${x - gap} ${from}C${x - gap + bend} ${from} ${x - bend} ${to} ${x} ${to}`;
+}
+
 // How much larger than its smallest the tree of so many rows is drawn, in chips of that width.
 function scaleOf(rows, chip) {
-  const scales = Math.min(LARGEST, ROOM / (rows * ROW + TOP), chip / Math.min(widest, LONG));
+  const scales = Math.min(largest, ROOM / (rows * ROW + TOP), chip / Math.min(widest, LONG));
   return Math.max(1, Math.floor(scales * 20) / 20);
 }
 
@@ -65,28 +73,26 @@ function lay(step, drawn, width) {
   const gap = narrow ? 18 : GAP;
   const room = Math.max(82, Math.min(170 * LARGEST, (width - 2 + gap) / columns - gap));
   setScale(narrow ? Math.min(1.25, scaleOf(rows, 1e4)) : scaleOf(rows, room));
+  largest = scale;
   const [ROW_HIGH, HIGH] = [ROW * scale, CHIP * scale];
-  const least = narrow ? widest * scale + gap : 108;
-  const pitch = Math.max(least, Math.min(196 * scale, (width - 2 + gap) / columns));
+  const fits = (width - 2 + gap) / columns;
+  const least = narrow ? widest * scale + gap : fits < CLOSEST ? 108 : CLOSEST;
+  const pitch = Math.max(least, Math.min(196 * scale, fits));
   const chip = pitch - gap;
   const wide = Math.ceil(pitch * columns - gap + 2);
-  const high = TOP + rows * ROW_HIGH + 2;
+  const head = TOP * scale;
+  const high = head + rows * ROW_HIGH + 2;
   tallest = Math.max(tallest, high); // what stands below must not jump from step to step
   picture.style.minHeight = `${tallest}px`; // nor where a step has no tree
   set(svg, { width: wide, height: tallest, viewBox: `0 0 ${wide} ${tallest}` });
   names.replaceChildren(
     ...Array.from({ length: columns }, (_, column) =>
-      draw("text", { class: "column", x: column * pitch + 1, y: 12 }, columnName(data, step, column)),
+      draw("text", { class: "column", x: column * pitch + 1, y: 12 * scale }, columnName(data, step, column)),
     ),
   );
-  const top = (node) => TOP + row[node] * ROW_HIGH;
-  const edge = (node) => {
-    const x = depth[node] * pitch + 1;
-    const from = top(step.parent[node]) + HIGH / 2;
-    const to = top(node) + HIGH / 2;
-    const bend = gap * 0.6;
-    return `M${x - gap} ${from}C${x - gap + bend} ${from} ${x - bend} ${to} ${x} ${to}`;
-  };
+  const top = (node) => head + row[node] * ROW_HIGH;
+  const edge = (node) =>
+    branch(depth[node] * pitch + 1, gap, top(step.parent[node]) + HIGH / 2, top(node) + HIGH / 2);
   const hadFocus = nodes.contains(document.activeElement);
   edges.replaceChildren();
   nodes.replaceChildren();
@@ -131,7 +137,7 @@ function fill(step) {
     say(chip.mark, mark);
     const marked = widthOf(mark);
     const rank = figure(step.rank, node);
-    const showsRank = rank !== null && chip.wide >= 112 * scale && step.state[node] !== "u";
+    const showsRank = rank !== null && chip.wide >= 112 * scale && !"ue".includes(step.state[node]);
     say(chip.rank, showsRank ? `#${rank}` : "");
     if (showsRank) chip.rank.setAttribute("x", (chip.x + chip.wide - 9 - marked).toFixed(1));
     const room = chip.wide - 13 - marked - (showsRank ? widthOf(`#${rank}`) + 5 : 0);
@@ -171,7 +177,8 @@ function drawHead(step) {
   const total = data.figures.steps;
   const parts = [make("b", "", `step ${step.index + 1} / ${total}`)];
   if (step.parent && step.parent.length > 1) {
-    const accepted = make("span", "", `${step.accepted} of ${step.parent.length - 1} drafted tokens accepted, + 1 from the model`);
+    const bonus = step.tokens > step.accepted ? ", + 1 from the model" : ""; // none at the end
+    const accepted = make("span", "", `${step.accepted} of ${step.parent.length - 1} drafted tokens accepted${bonus}`);
     accepted.title = "the drafted tokens of the accepted path, and the model's own next token";
     parts.push(accepted);
   } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));
@@ -190,6 +197,7 @@ function drawHead(step) {
   // answers kept by an older version do not name the backbone
   const isOther = now && data.model && data.model !== now && !now.startsWith(`${data.model} on `);
   if (isOther) parts.push(make("b", "", `by ${data.model}`));
+  if (data.goes_on) parts.push(make("span", "", "since Continue; the steps of the text before are not kept"));
   head.replaceChildren(...parts);
 }
 

@@ -6,7 +6,6 @@
 const SAY_EVERY = 1200; // ms between two announcements: a voice is slower than a model
 const SENTENCE = /[.!?…](?=["')\]]*\s)|[。！？]|\n/g;
 
-const root = element.querySelector(".live-block") || element;
 const thought = make("details", "live-thought");
 const summary = make("summary", "", "Thinking …");
 const reasoning = make("div", "live-reasoning");
@@ -26,7 +25,7 @@ let heard = ""; // the part of it, reasoning left out, that was said
 let saidAt = 0;
 let isOver = false; // the whole answer was said: what comes next is another one
 let isBusy = false;
-let scheduled = false;
+const drawSoon = inNextFrame(draw);
 
 function scrollBox() {
   return element.closest("#conversation");
@@ -88,13 +87,10 @@ function take(value) {
   read = value.slice(0, end);
   isBusy = Boolean(pieces.length || status.textContent);
   if (whole) announce(split(whole)[0], false);
-  if (scheduled) return;
-  scheduled = true;
-  requestAnimationFrame(draw);
+  drawSoon();
 }
 
 function draw() {
-  scheduled = false;
   const box = scrollBox();
   const [, inner, isThinking] = split(whole);
   think(inner, isThinking);
@@ -128,6 +124,6 @@ if (conversation) {
       node.setAttribute("aria-live", "off");
     }
   };
-  new MutationObserver(quiet).observe(conversation, { childList: true, subtree: true });
+  whenDrawn("history", quiet);
   quiet();
 }

@@ -6,7 +6,6 @@ const PATHS = {
   light: "M12 7a5 5 0 1 0 0 10a5 5 0 1 0 0-10M12 1v3M12 20v3M1 12h3M20 12h3M4.5 4.5l2 2M17.5 17.5l2 2M4.5 19.5l2-2M17.5 6.5l2-2",
   dark: "M20 14.5A8.5 8.5 0 0 1 9.5 4A8.5 8.5 0 1 0 20 14.5z",
 };
-const root = element.querySelector(".look-block") || element;
 const changer = button("tool", "", () => choose(NEXT[changer.dataset.look]));
 root.replaceChildren(changer);
 

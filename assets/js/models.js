@@ -10,14 +10,12 @@ const GROUPS = {
 const SEARCH = { asking: "Asking the Hub …", failed: "", done: "", off: "" };
 const SIGNS = { fits: "✓", tight: "≈", large: "✗" };
 const REFRESH_MS = 600;
-const root = element.querySelector(".models-block") || element;
 const guest = make("p", "models-guest");
 const memory = make("p", "models-memory");
 const said = withRole(make("p", "models-said"), "status");
 const status = withRole(make("p", "models-status"), "status");
 const sections = {};
 const rows = new Map(); // id -> {item, seen, question}
-let seen = "";
 
 function link(text, address, name) {
   const node = make("a", name, text);
@@ -167,11 +165,8 @@ function drawSection(name, found) {
   if (!isSame || items.some((item, i) => item !== list.children[i])) list.replaceChildren(...items);
 }
 
-function draw() {
-  const value = props.value || "";
-  if (!value || value === seen) return;
-  seen = value;
-  const view = JSON.parse(value);
+function draw(view) {
+  if (!view) return;
   document.getElementById("models-column").classList.toggle("for-guests", Boolean(view.guest));
   say(guest, view.guest || "");
   say(memory, view.memory || "");
@@ -192,8 +187,7 @@ function beginTry() {
 
 // The server looks things up only for a tab that somebody sees.
 function refresh() {
-  if (!root.isConnected) clearInterval(timer);
-  else if (root.offsetParent !== null && !document.hidden) trigger("refresh");
+  if (isInSight()) trigger("refresh");
 }
 
 root.replaceChildren(guest, memory, said);
@@ -209,9 +203,8 @@ for (const [name, title] of Object.entries(GROUPS)) {
   root.append(box);
   if (name === "known") root.append(status);
 }
-watch("value", draw);
-draw();
-const timer = setInterval(refresh, REFRESH_MS);
+onValue(draw);
+every(REFRESH_MS, refresh);
 refresh();
 window.addEventListener("medusa-try", beginTry);
 beginTry();

@@ -1,13 +1,12 @@
 // Messages that wait for the end of an answer, each with a way to drop it; and what this tab is to
 // ask for next: "refresh" (something changed elsewhere) or "follow" (an answer runs). conversation:
-// which one this tab shows; guest: whose it is, of a guest. Both are kept, and posted on opening.
-const root = element.querySelector(".next-block") || element;
-let seen = "";
+// which one this tab shows: it is kept, and posted on opening. guest: whether a guest looks.
 let asked = 0;
 let newest = 0; // of the views that came
 let mine = ""; // the key of this tab, which counts them
-let [taken, given] = [0, 0]; // of what was in the box, and what goes back into it
+let [taken, given, heard] = [0, 0, 0]; // of what was in the box, what goes back, what was asked for
 window.medusaTaken = "";
+window.addEventListener("medusa-unanswered", () => (window.medusaTaken = "")); // link.js gave up
 
 function row(text, place) {
   const node = make("div", "next-line");
@@ -22,20 +21,30 @@ function skipButton() {
   return button("skip", "show the rest of this answer now", () => window.medusaShow.skip());
 }
 
-function keep(conversation, guest) {
+function keep(conversation) {
   store("sessionStorage", "medusa-chat", conversation); // this tab's, for a reload
   store("localStorage", "medusa-chat", conversation); // for the next tab
-  if (guest) store("localStorage", "medusa-chat-guest", guest);
 }
 
 // What the box held at the key or the click: what is typed before Gradio looks at it is not a part.
 let held = null;
+let heldAt = 0;
 let left = null; // and at New chat: the draft that stays behind
-function hold({ type, key, shiftKey, isComposing, target }) {
+function hold(event) {
+  const { type, key, shiftKey, isComposing, target } = event;
   const box = document.querySelector("#box textarea");
-  const isSent = key === "Enter" && !shiftKey && !isComposing && target === box;
-  if (isSent || (type === "click" && target.closest?.("#send"))) held = box.value;
-  if (type === "click" && target.closest?.("#clear")) left = box.value;
+  const isEnter = key === "Enter" && !shiftKey && !isComposing && target === box;
+  if (isEnter || (type === "click" && target.closest?.("#send"))) {
+    const isBegun = held !== null && performance.now() < heldAt + 1000; // Gradio reads all settings
+    if (window.medusaTaken || isBegun) {
+      event.preventDefault(); // the one before is under way: it would be sent twice
+      event.stopPropagation();
+      return;
+    }
+    [held, heldAt] = [box.value, performance.now()];
+  }
+  const isNew = type === "click" && target.closest?.("#clear"); // of an empty one it goes along
+  if (isNew) left = document.querySelector("#history .message-row") ? box.value : "";
 }
 for (const type of ["keydown", "click"]) document.addEventListener(type, hold, true);
 
@@ -64,9 +73,7 @@ function changeDraft(conversation) {
 function fillBox(text) {
   const box = document.querySelector("#box textarea");
   box.dir = "auto";
-  if (text === box.value) return;
-  box.value = text;
-  box.dispatchEvent(new Event("input", { bubbles: true }));
+  fillIn(box, text);
 }
 
 // What is typed while the server answers stays.
@@ -76,30 +83,30 @@ function settleBox(line) {
   if (line.taken > taken && text.startsWith(window.medusaTaken)) {
     text = text.slice(window.medusaTaken.length);
   }
-  if (line.taken > taken) window.medusaTaken = "";
+  if (line.heard > heard) window.medusaTaken = "";
   if (line.given > given) text = text.trim() ? `${line.back}\n\n${text}` : line.back;
   [taken, given] = [Math.max(taken, line.taken), Math.max(given, line.given)];
+  heard = Math.max(heard, line.heard);
   fillBox(text);
 }
 
-function show() {
-  const value = props.value || "";
-  if (!value || value === seen) return;
-  seen = value;
-  const line = JSON.parse(value);
+function show(line) {
+  if (!line) return;
   const { pending, ask, number, conversation, guest, key, is_demo, model, view } = line;
-  if (key !== mine) [mine, newest, taken, given] = [key, 0, 0, 0];
+  if (key !== mine) [mine, newest, taken, given, heard] = [key, view, 0, 0, 0];
+  const isLook = ask === "refresh"; // no view: its number is that of the one before
+  const isInTurn = isLook || view === newest || view === newest + 1;
+  if (!isInTurn) trigger("redraw"); // one came late over what is newer, or is lost
+  if (!isLook && view < newest) return void following?.abort();
   if (conversation) changeDraft(conversation);
   settleBox(line);
-  // it came late, and has put older things in the place of what the stream brought
-  if (view && view < newest) following?.abort();
   newest = Math.max(newest, view);
-  if (conversation) keep(conversation, guest);
+  if (conversation) keep(conversation);
   root.replaceChildren(...pending.map(row));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
   const known = window.medusaModel;
   if (known?.isDemo !== is_demo || known.model !== model) {
-    window.medusaModel = { isDemo: is_demo, isGuest: Boolean(guest), model };
+    window.medusaModel = { isDemo: is_demo, isGuest: guest, model };
     tell("medusa-model");
   }
   if (number <= asked) return;
@@ -108,13 +115,11 @@ function show() {
   if (ask === "follow") follow(key);
 }
 
-watch("value", show);
-show();
+onValue(show);
 
 // A clock of our own: any event of Gradio's costs every part of the page, and who follows an answer
 // knows what becomes of it.
 const LOOK_EVERY = 1000; // ms
-const clock = setInterval(() => {
-  if (!element.isConnected) clearInterval(clock);
-  else if (!isFollowing) trigger("tick");
-}, LOOK_EVERY);
+every(LOOK_EVERY, () => {
+  if (!isFollowing) trigger("tick");
+});

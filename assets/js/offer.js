@@ -1,6 +1,5 @@
 // A line in the empty Chat page: the demo is a toy, and a real model is one click away. OFFER: the
 // model, as rows.offer has it. Guests load no models.
-const root = element.querySelector(".offer-block") || element;
 const take = button("offer-take", OFFER.text, () => askTry(OFFER.id));
 
 function meet() {

@@ -69,9 +69,8 @@ function drawPace() {
   for (const name in chooseGpu) chooseGpu[name].value = pace[name];
   const rows = gpuRows();
   drawGpuTable(rows);
-  const times = slowness(pace);
+  const slow = slowWords(pace);
   const words = modelledWords(pace, isDemo() ? "demo" : "model");
-  const slow = times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
   const isPlain = Boolean(data?.figures.is_plain);
   const isOther = !isPlain && known.nodes.some((nodes) => nodes !== pace.nodes); // at another pace
   const show = isOther

@@ -1,6 +1,5 @@
 // The card at the top of the Models tab: the model that is there, and how a load goes. The value is
 // one JSON object. Text goes in by textContent only.
-const root = element.querySelector(".pick-block") || element;
 const loaded = make("p", "pick-loaded");
 const card = make("div", "pick-card");
 const text = make("p", "pick-text"); // the only part that is read aloud: figures change too often
@@ -8,7 +7,6 @@ const figures = make("p", "pick-figures");
 const bar = make("progress", "pick-bar");
 const remedy = make("a", "pick-remedy", "Open its page");
 const halt = button("pick-halt", "", () => trigger("halt"));
-let seen = "";
 
 function drawLoaded(model) {
   if (!model) {
@@ -22,13 +20,9 @@ function drawLoaded(model) {
   loaded.replaceChildren(make("span", "pick-label", "Loaded "), ...parts);
 }
 
-function draw() {
-  const value = props.value || "";
-  if (value === seen) return;
-  seen = value;
-  root.hidden = !value;
-  if (!value) return;
-  const view = JSON.parse(value);
+function draw(view) {
+  root.hidden = !view;
+  if (!view) return;
   drawLoaded(view.loaded);
   card.dataset.stage = view.stage;
   card.hidden = view.stage === "idle";
@@ -49,7 +43,5 @@ bar.setAttribute("aria-label", "Progress of the load");
 remedy.target = "_blank";
 remedy.rel = "noopener noreferrer";
 card.append(text, figures, bar, remedy, halt);
-root.hidden = true;
 root.replaceChildren(loaded, card);
-watch("value", draw);
-draw();
+onValue(draw);

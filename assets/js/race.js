@@ -56,11 +56,9 @@ function drawRaceClock() {
 }
 
 function gpuRaceWords(of) {
-  const times = slowness(of);
-  const slow = times > 1 ? ` Shown ${times} times slower, at most six steps a second.` : "";
   const isOther = result && result.show_nodes !== null && result.show_nodes !== of.nodes;
-  const other = isOther ? ` Run both again to race with ${of.nodes} nodes in every step.` : "";
-  return `Times, rates and ratios are ${gpuWords(of)}.${slow}${other}`;
+  const other = isOther ? `Run both again to race with ${of.nodes} nodes in every step.` : "";
+  return `Times, rates and ratios are ${gpuWords(of)}. ${slowWords(of)}${other}`;
 }
 
 function ownRaceWords() {

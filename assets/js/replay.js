@@ -3,13 +3,13 @@
 const SPEEDS = [[1, "1×"], [0.5, "½×"], [0.25, "¼×"]];
 const NOTCHES = 200; // of the scrubber
 const still = matchMedia("(prefers-reduced-motion: reduce)");
-const controls = make("div", "replay");
+const controls = withRole(make("div", "replay"), "group", "Replay");
 const play = button("play", "Play", () => (playing ? pause() : start()));
 const again = button("again", "Restart", () => {
   seek(0);
   start();
 });
-const speeds = make("div", "speeds");
+const speeds = withRole(make("div", "speeds"), "group", "Speed of the replay");
 const scrub = make("input", "scrub");
 const clock = make("span", "clock");
 
@@ -32,10 +32,6 @@ for (const [factor, label] of SPEEDS) {
   choice.setAttribute("aria-label", `Speed ${label}`);
   speeds.append(choice);
 }
-speeds.setAttribute("role", "group");
-speeds.setAttribute("aria-label", "Speed of the replay");
-controls.setAttribute("role", "group");
-controls.setAttribute("aria-label", "Replay");
 controls.append(play, again, speeds, scrub, clock);
 
 function seconds(ms) {

@@ -1,19 +1,14 @@
 // Appendix G's hardware model: the roofline with the operators of a plain and of a tree step, and
 // overhead and speedup over the nodes. The value is one JSON object.
-const root = element.querySelector(".roof-block") || element;
 const answer = withRole(make("p", "tune-strong"), "status");
 const roofline = figureBox("Roofline");
 const overhead = figureBox("Overhead and speedup");
 const notes = make("details", "tune-notes");
 const list = make("ul", "");
-let seen = "";
+let view = null;
 
 function drawRoof() {
-  const value = props.value || "";
-  if (!value || (value === seen && root.dataset.wide === String(root.clientWidth))) return;
-  seen = value;
-  root.dataset.wide = root.clientWidth;
-  const view = JSON.parse(value);
+  if (!view) return;
   say(answer, view.text);
   drawLine(view);
   drawNodes(view);
@@ -79,6 +74,8 @@ notes.append(make("summary", "", "What this assumes"), list);
 const pair = make("div", "roof-pair");
 pair.append(roofline.box, overhead.box);
 root.replaceChildren(answer, pair, notes);
-watch("value", drawRoof);
+onValue((line) => {
+  view = line;
+  drawRoof();
+});
 new ResizeObserver(drawRoof).observe(root);
-drawRoof();

@@ -8,7 +8,7 @@ const ICONS = {
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
   delete: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
 };
-const toast = make("div", "toast");
+const toast = withRole(make("div", "toast"), "status");
 const gone = new Set(); // ids of what was deleted here, before and after the server says so
 const offered = new Map(); // id -> title: what the toast brings back
 let fading = 0; // the timer of the toast
@@ -23,9 +23,18 @@ function iconButton(name, label, act) {
 
 function drawRow(known) {
   const { item, row } = known;
-  const [id, title, , isRunning] = row;
-  const open = button("chat-row-open", "", () => choose(id));
-  open.append(Object.assign(make("span", "chat-row-title", title || UNTITLED), { dir: "auto" }));
+  const [id, title, , isRunning, excerpt] = row;
+  const open = make("a", "chat-row-open");
+  open.href = `#${id}`;
+  open.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return; // in a tab or a window of its own
+    event.preventDefault();
+    choose(id);
+  });
+  const words = make("span", "chat-row-words");
+  words.append(Object.assign(make("span", "chat-row-title", title || UNTITLED), { dir: "auto" }));
+  if (excerpt) words.append(Object.assign(make("span", "chat-row-excerpt", excerpt), { dir: "auto" }));
+  open.append(words);
   open.title = title;
   if (isRunning) {
     const mark = make("span", "chat-row-running");
@@ -112,6 +121,5 @@ function hide() {
   toast.replaceChildren();
 }
 
-toast.setAttribute("role", "status");
 toast.hidden = true;
 columns.append(toast);

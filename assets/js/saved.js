@@ -1,13 +1,11 @@
 // A conversation that is saved as a file: {"at": when, "name": of the file, "text": all of
 // it}. The browser puts it where it puts what it downloads.
-function save() {
-  const line = props.value ? JSON.parse(props.value) : { at: 0 };
-  if (line.at <= (window.medusaSaved || 0)) return; // this block may be made anew
+function save(line) {
+  if (!line || line.at <= (window.medusaSaved || 0)) return; // this block may be made anew
   window.medusaSaved = line.at;
   const url = URL.createObjectURL(new Blob([line.text], { type: "text/markdown;charset=utf-8" }));
   Object.assign(document.createElement("a"), { href: url, download: line.name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
-watch("value", save);
-save();
+onValue(save);

@@ -23,11 +23,14 @@ function scrollWith(box) {
     show();
   }
 
-  function settle() {
+  function count() {
     const now = box.querySelectorAll("#history .user-row").length;
     if (now > turns) follows = true;
     turns = now;
-    if (follows) follow();
+  }
+
+  function settle() {
+    if (follows && turns) follow(); // without any, the beginning is to be seen
     else show();
   }
 
@@ -42,11 +45,14 @@ function scrollWith(box) {
     },
     { passive: true },
   );
+  whenDrawn("history", count);
+  count();
   const sizes = new ResizeObserver(settle);
   for (const block of [box, ...box.children]) sizes.observe(block);
   new MutationObserver(() => {
     for (const block of box.children) sizes.observe(block); // Gradio may have put another there
     requestAnimationFrame(settle);
   }).observe(box, { childList: true, subtree: true });
+  box.addEventListener("medusa-fold", () => (follows = false)); // what was unfolded is read from its start
   document.getElementById("send")?.addEventListener("click", follow);
 }

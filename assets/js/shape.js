@@ -53,9 +53,7 @@ function drawShapeTree(shape, tree, wide) {
   const [edges, chips] = [draw("g", {}), draw("g", {})];
   all.forEach((node) => {
     if (node) {
-      const [x, from, to] = [left(node), top(tree.parent[node]) + CHIP / 2, top(node) + CHIP / 2];
-      const bend = CHIP_GAP * 0.6;
-      const line = `M${x - CHIP_GAP} ${from}C${x - CHIP_GAP + bend} ${from} ${x - bend} ${to} ${x} ${to}`;
+      const line = branch(left(node), CHIP_GAP, top(tree.parent[node]) + CHIP / 2, top(node) + CHIP / 2);
       edges.append(draw("path", { class: "edge", d: line }));
     }
     chips.append(shapeChip(tree, node, left(node), top(node), chip));

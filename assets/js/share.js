@@ -1,13 +1,11 @@
 // The Share button and its dialog. The value is what the owner may see; guests get an empty one.
 // The server makes the link; it arrives here with the next status.
-const root = element.querySelector(".share-block") || element;
 const opener = button("tool named", "Share", () => {
   drawDialog();
   dialog.showModal();
 });
 const dialog = make("dialog", "share-dialog");
 let view = null;
-let seen = "";
 
 function row(label, text, name) {
   const line = make("div", "share-row");
@@ -40,14 +38,9 @@ function left(expires) {
 }
 
 function drawOff() {
-  const hours = make("select", "");
+  const choices = view.hours.map((count) => [count, counted(count, "hour")]);
+  const hours = choiceOf("The link ends after", choices, 24, () => {});
   hours.id = "share-hours";
-  for (const count of view.hours) {
-    const option = make("option", "", count === 1 ? "1 hour" : `${count} hours`);
-    option.value = count;
-    option.selected = count === 24;
-    hours.append(option);
-  }
   const label = make("label", "", "The link ends after");
   label.htmlFor = hours.id;
   const begin = button("share-main", "Make a link", () => {
@@ -98,7 +91,7 @@ function endButton(text) {
 
 function drawDialog() {
   const head = make("div", "share-head");
-  const title = make("h2", "", "Share this chat");
+  const title = make("h2", "", "Share this model");
   const close = button("tool", "×", () => dialog.close());
   title.id = "share-title";
   close.setAttribute("aria-label", "Close");
@@ -109,11 +102,8 @@ function drawDialog() {
   if (hadFocus) (dialog.querySelector(".share-main, .share-end") || close).focus();
 }
 
-function draw() {
-  const value = props.value || "";
-  if (value === seen) return;
-  seen = value;
-  view = value ? JSON.parse(value) : null;
+function draw(line) {
+  view = line;
   root.hidden = !view;
   if (!view) {
     dialog.close();
@@ -125,11 +115,9 @@ function draw() {
   drawDialog();
 }
 
-root.hidden = true;
 dialog.setAttribute("aria-labelledby", "share-title");
 opener.setAttribute("aria-haspopup", "dialog");
 dialog.addEventListener("keydown", (event) => event.stopPropagation()); // Esc is the dialog's
 dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 root.replaceChildren(opener, dialog);
-watch("value", draw);
-draw();
+onValue(draw);

@@ -104,7 +104,7 @@ function showUpTo(to) {
   tell("medusa-panel", {
     ...reel.panel,
     ended: reel.ended && to === reel.steps.length - 1,
-    figures: { ...reel.panel.figures, steps: to + 1, per_step: tokens / (to + 1) },
+    figures: { ...reel.panel.figures, steps: to + 1, per_step: tokens / (to + 1), used: usedBy(views.at(-1)) },
     ...{ first: from, at, lengths: seen.map(([text]) => text.length) },
     bars: views.map((view) => view.tokens),
     times: views.map((view) => view.ms),
@@ -113,6 +113,11 @@ function showUpTo(to) {
     step: views.at(-1),
   });
   store("sessionStorage", SHOWN_KEY, `${reel.answer}:${reel.at}`);
+}
+
+// Tokens in the context after a step: those before its root, the root, and its own.
+function usedBy({ prefix, tokens }) {
+  return prefix + 1 + tokens;
 }
 
 function addPieces(pieces) {

@@ -1,6 +1,5 @@
 // The line at the top: model facts as chips, or one sentence. Text goes in by textContent only,
 // and only what changed is touched: an open list stays open, a screen reader hears sentences only.
-const root = element.querySelector(".status-block") || element;
 const bar = make("div", "status-line");
 const sentence = withRole(make("span", "sentence"), "status");
 const facts = make("dl", "facts");
@@ -13,7 +12,6 @@ const again = button("again", "Load again", () => {
 notes.append(make("summary", "", "why"), list);
 bar.append(make("span", "dot"), sentence, again, facts, notes);
 root.replaceChildren(bar);
-let seen = null;
 let listed = "";
 
 function drawFacts(all) {
@@ -41,11 +39,8 @@ function drawNotes(line) {
   list.replaceChildren(...all.map((note) => make("li", "", note)));
 }
 
-function draw() {
-  const value = props.value || "";
-  if (!value || value === seen) return;
-  seen = value;
-  const line = JSON.parse(value);
+function draw(line) {
+  if (!line) return;
   bar.dataset.status = line.status;
   say(sentence, line.text);
   again.hidden = !line.again;
@@ -65,8 +60,7 @@ notes.addEventListener("keydown", (event) => {
   notes.open = false;
   notes.firstChild.focus();
 });
-watch("value", draw);
-draw();
+onValue(draw);
 
 // A second between two looks; while an answer streams in, which takes the machine, more. Its end
 // may be the model's: then at once.
@@ -74,11 +68,10 @@ const LOOK_EVERY = 1000; // ms
 const WHILE_FOLLOWING = 5;
 let looks = 0;
 let isFollowing = false;
-const clock = setInterval(() => {
-  if (!element.isConnected) return clearInterval(clock);
+every(LOOK_EVERY, () => {
   looks++;
   if (!isFollowing || looks % WHILE_FOLLOWING === 0) trigger("refresh");
-}, LOOK_EVERY);
+});
 window.addEventListener("medusa-panel", () => (isFollowing = true));
 window.addEventListener("medusa-end", () => {
   isFollowing = false;

@@ -43,7 +43,8 @@ function keep(step) {
 function forget() {
   stopPlay();
   [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
-  [widest, asIf] = [0, null];
+  [widest, largest, asIf] = [0, LARGEST, null];
+  loosen();
   picture.style.minHeight = "";
   known = { bars: [], times: [], nodes: [], ends: [] };
   steps = new Map();

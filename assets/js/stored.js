@@ -7,10 +7,4 @@ function store(place, key, value) {
   }
 }
 
-function stored(place, key) {
-  try {
-    return window[place].getItem(key);
-  } catch {
-    return null;
-  }
-}
+const stored = window.medusaKept; // first.js

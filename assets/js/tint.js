@@ -4,7 +4,6 @@
 const KEY = "medusa-chat-tint";
 const LEVELS = 5; // the last one: that many or more
 
-const root = element.querySelector(".tint-block") || element;
 const label = make("label", "");
 const box = make("input", "");
 const legend = make("span", "tint-legend");
@@ -27,8 +26,12 @@ let rows = [];
 let livePieces = [];
 let liveAt = 0;
 let liveCost = 0;
-let scheduled = false;
+const schedule = inNextFrame(draw);
+let areRowsNew = true; // since they were tinted: they are not looked at for each word that comes
 
+// Chromium, which has this property, hands a highlight down to all that is inside: a rule for every
+// element makes each change of a long conversation dear. Others need it.
+document.documentElement.classList.toggle("each-is-lit", !CSS.supports("-webkit-app-region: drag"));
 for (let n = 1; n <= LEVELS && has; n++) {
   levels[n] = new Highlight();
   CSS.highlights.set(`tokens-${n}`, levels[n]);
@@ -78,28 +81,32 @@ function tint(target, key, pieces) {
 }
 
 function draw() {
-  scheduled = false;
+  if (areRowsNew) drawRows();
+  if (has) drawLive();
+}
+
+function drawRows() {
+  areRowsNew = false;
   const all = document.querySelectorAll("#history .message-row");
-  for (const [row] of rows) reach(all[row]?.querySelector(".message-content"));
-  if (!has) return;
-  const wanted = new Set();
-  if (box.checked) {
-    for (const [row, key] of rows) {
-      const target = all[row]?.querySelector(".message-content");
-      if (!target || !known.has(key)) continue;
-      wanted.add(target);
-      tint(target, key, known.get(key));
-    }
-    drawLive(wanted);
+  const wanted = new Set([liveText()]);
+  for (const [row, key] of rows) {
+    const target = all[row]?.querySelector(".message-content");
+    reach(target);
+    if (!target || !has || !box.checked || !known.has(key)) continue;
+    wanted.add(target);
+    tint(target, key, known.get(key));
   }
   for (const target of [...drawn.keys()]) if (!wanted.has(target)) wipe(target);
 }
 
+function liveText() {
+  return document.querySelector("#live-text .md");
+}
+
 // The text that comes is drawn anew at each update: its tint may take a tenth of the time.
-function drawLive(wanted) {
-  const target = document.querySelector("#live-text .md");
-  if (!target || !livePieces.length || !target.textContent) return;
-  wanted.add(target);
+function drawLive() {
+  const target = liveText();
+  if (!box.checked || !livePieces.length || !target?.textContent) return wipe(target);
   const start = performance.now();
   if (start < liveAt + 9 * liveCost) {
     setTimeout(schedule, 9 * liveCost);
@@ -110,10 +117,9 @@ function drawLive(wanted) {
   liveCost = liveAt - start;
 }
 
-function schedule() {
-  if (scheduled) return;
-  scheduled = true;
-  requestAnimationFrame(draw);
+function scheduleRows() {
+  areRowsNew = true;
+  schedule();
 }
 
 // ---- the answer whose steps are shown ----
@@ -129,26 +135,25 @@ function mark() {
 }
 
 window.addEventListener("medusa-answer", (event) => {
+  if (event.detail === shownAnswer) return;
   shownAnswer = event.detail;
   mark();
 });
 
 // ---- what comes in ----
 
-function take() {
-  const value = props.value || "";
-  if (!value) return;
-  const line = JSON.parse(value);
+function take(line) {
+  if (!line) return;
   for (const key in line.new) known.set(key, line.new[key]);
   rows = line.rows;
-  showTyped(line.typed || []);
-  schedule();
+  showTyped(line.typed);
+  scheduleRows();
   requestAnimationFrame(mark);
 }
 
 function show() {
   root.dataset.on = String(box.checked);
-  schedule();
+  scheduleRows();
 }
 
 box.disabled = !has;
@@ -162,8 +167,7 @@ window.addEventListener("medusa-live", (event) => {
   livePieces = saidOnly(event.detail);
   if (box.checked) schedule();
 });
-watch("value", take);
-take();
+onValue(take);
 show();
 
 // Pieces without what was thought aloud.
@@ -180,13 +184,10 @@ function saidOnly({ pieces, split }) {
   return kept;
 }
 
-if (conversation) {
-  new MutationObserver(() => {
-    if (has && box.checked) schedule();
-    mark();
-  }).observe(conversation, {
-    childList: true,
-    subtree: true,
-    characterData: true,
-  });
-}
+whenDrawn("history", () => {
+  if (has && box.checked) scheduleRows();
+  mark();
+});
+whenDrawn("live-text", () => {
+  if (has && box.checked) schedule();
+});

@@ -1,5 +1,4 @@
 // The latest training in the Tune tab: how far it is, and its curves. The value is one JSON object.
-const root = element.querySelector(".train-block") || element;
 const card = make("section", "tune-card wide");
 const where = make("p", "tune-words");
 const text = withRole(make("p", "tune-strong"), "status");
@@ -8,14 +7,9 @@ const halt = button("halt", "Stop this training", () => trigger("halt"));
 const pair = make("div", "roof-pair");
 const loss = figureBox("Loss");
 const top1 = figureBox("First guess of each head");
-let seen = "";
+let view = null;
 
 function drawTrain() {
-  const value = props.value || "";
-  if (value === seen && root.dataset.wide === String(root.clientWidth)) return;
-  seen = value;
-  root.dataset.wide = root.clientWidth;
-  const view = value ? JSON.parse(value) : null;
   root.hidden = !view;
   if (!view) return;
   say(where, `${view.output}, begun ${view.started}`);
@@ -62,8 +56,9 @@ pair.append(loss.box, top1.box);
 const actions = make("div", "tune-actions");
 actions.append(halt);
 card.append(make("h3", "", "Training"), where, text, bar, pair, actions);
-root.hidden = true;
 root.replaceChildren(card);
-watch("value", drawTrain);
-new ResizeObserver(drawTrain).observe(root.parentElement || root);
-drawTrain();
+onValue((line) => {
+  view = line;
+  drawTrain();
+});
+new ResizeObserver(drawTrain).observe(root.parentElement);

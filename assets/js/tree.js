@@ -27,7 +27,6 @@ const READ_EVERY = 180; // ms
 let readAt = 0;
 
 function render() {
-  scheduled = false;
   const now = performance.now();
   const isReadable = !streamed || pinned !== null || window.medusaShow?.isOn() || now > readAt + READ_EVERY;
   if (isReadable) readAt = now;
@@ -44,7 +43,8 @@ function drawAll(isReadable) {
   const seen = judged(shown);
   const now = pinned === null ? shown.index : pinned;
   const size = widthIn(root) < NARROW ? "narrow" : widthIn(root) < 960 ? "middle" : "wide";
-  if (root.dataset.size !== size) [root.dataset.size, tallest, shape] = [size, 0, null];
+  if (root.dataset.size !== size) card.style.cssText = ""; // its place was another's
+  if (root.dataset.size !== size) [root.dataset.size, tallest, largest, shape] = [size, 0, LARGEST, null];
   if (isReadable) drawHead(seen);
   if (isReadable) drawChart(data, known.bars, known.times, pinned);
   if (isReadable) drawPace();
@@ -77,16 +77,6 @@ function drawAll(isReadable) {
   if (hovered !== null) tellNode(hovered);
 }
 
-function schedule() {
-  if (scheduled) return;
-  scheduled = true;
-  requestAnimationFrame(render);
-}
-
-function parse() {
-  take(props.value ? JSON.parse(props.value) : null);
-}
-
 // While an answer runs the newest line comes from its stream (follow.js), with the bars that are
 // new only; at the end it is the value, so that whatever replaces it is a change.
 let streamed = null;
@@ -95,6 +85,6 @@ window.addEventListener("medusa-end", () => {
   if (streamed) props.value = JSON.stringify(streamed);
   streamed = null;
 });
-watch("value", parse);
 for (const node of widthsOf.keys()) resized.observe(node);
-parse();
+for (const node of steady) heights.observe(node);
+onValue(take);

@@ -1,7 +1,6 @@
 // The Tune tab. The value is one JSON object; each card is drawn again only when its own part of it
 // has changed, so that focus stays. Texts go in by textContent only.
 const REFRESH_MS = 1000;
-const root = element.querySelector(".tune-block") || element;
 const hollow = make("p", "tune-hollow");
 const guest = make("p", "tune-words tune-guest", "You look at this page as a guest: nothing here can be changed by you.");
 const verdict = make("section", "tune-card wide tune-verdict");
@@ -23,15 +22,10 @@ const tokens = figureBox("Tokens a step");
 const times = figureBox("Time of a step");
 const gain = figureBox("Predicted speedup");
 const cards = [verdict, heat.card, shape.card, tokens.box, times.box, gain.box];
-let seen = "";
 let view = null;
 
 function show() {
-  const value = props.value || "";
-  if (!value || (value === seen && root.dataset.wide === String(root.clientWidth))) return;
-  view = JSON.parse(value);
-  seen = value;
-  root.dataset.wide = root.clientWidth;
+  if (!view) return;
   const isEmpty = Boolean(view.text);
   say(hollow, view.text || "");
   hollow.hidden = !isEmpty;
@@ -73,7 +67,7 @@ function drawVerdict() {
   say(work, view.work.text);
   work.classList.toggle("failed", view.work.failed);
   work.hidden = !view.work.text;
-  say(chats, view.chats.text);
+  say(chats, view.chats);
   offer.hidden = !view.offer;
   say(offerText, view.offer?.text || "");
   say(offerNote, view.offer?.note || "");
@@ -152,10 +146,7 @@ function drawGain(data) {
 
 // The server works only for a tab that somebody sees.
 function refresh() {
-  if (!root.isConnected) {
-    clearInterval(timer);
-    sized.disconnect();
-  } else if (root.offsetParent !== null && !document.hidden) trigger("refresh");
+  if (isInSight()) trigger("refresh");
 }
 
 // The tab comes in sight, or its width changes: what was drawn unseen had no width.
@@ -172,9 +163,10 @@ verdict.append(title, slower, best, offer, chats, actions, work);
 cards.forEach((card) => (card.hidden = true));
 guest.hidden = true;
 root.replaceChildren(hollow, guest, ...cards);
-watch("value", show);
-const sized = new ResizeObserver(resize);
-sized.observe(root);
-show();
-const timer = setInterval(refresh, REFRESH_MS);
+onValue((line) => {
+  view = line;
+  show();
+});
+new ResizeObserver(resize).observe(root);
+every(REFRESH_MS, refresh);
 refresh();

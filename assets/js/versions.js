@@ -1,6 +1,6 @@
-// Versions of a message: "‹ 2/3 ›" under it. The value is {"rows": [[row, version, of how many]]};
-// Gradio draws the rows, so the controls are put back whenever it has drawn them anew.
-const root = element.querySelector(".versions-block") || element;
+// Versions of a message: "‹ 2/3 ›" under it, and bylines of answers. The value is {"rows": [[row,
+// version, of how many]], "bylines": [[row, model, speed]]}; Gradio draws the rows, so these are put
+// back whenever it has drawn them anew.
 let wanted = new Map(); // row -> [version, of]
 
 function control(row, version, count) {
@@ -38,11 +38,13 @@ function draw() {
   all.forEach((node, row) => {
     const now = wanted.get(row);
     const bar = barOf(node);
-    const old = bar?.querySelector(":scope > .versions");
+    if (!bar) return;
+    drawByline(bar, bylines.get(row));
+    const old = bar.querySelector(":scope > .versions");
     const state = now ? now.join("/") : "";
     if (old && old.dataset.state === state && old.dataset.row === String(row)) return;
     old?.remove();
-    if (!now || !bar) return;
+    if (!now) return;
     const made = control(row, ...now);
     made.dataset.row = row;
     bar.append(made);
@@ -54,27 +56,21 @@ function draw() {
   if (!group?.contains(document.activeElement)) target?.focus();
 }
 
-function take() {
-  if (!props.value) return;
-  wanted = new Map(JSON.parse(props.value).rows.map(([row, ...state]) => [row, state]));
+function take(line) {
+  if (!line) return;
+  wanted = new Map(line.rows.map(([row, ...state]) => [row, state]));
+  bylines = new Map(line.bylines.map(([row, ...made]) => [row, made]));
   draw();
 }
 
 const conversation = element.closest("#conversation");
-let isDue = false;
-const seen = new MutationObserver(() => {
-  if (isDue || (!wanted.size && !conversation.querySelector(".versions"))) return;
-  isDue = true;
-  requestAnimationFrame(() => {
-    isDue = false;
-    draw();
-  });
+const drawSoon = inNextFrame(draw);
+whenDrawn("history", () => {
+  if (wanted.size || bylines.size || conversation.querySelector(".versions, .byline")) drawSoon();
 });
 root.hidden = true;
-seen.observe(conversation, { childList: true, subtree: true });
 conversation.addEventListener("focusin", (event) => {
   if (!event.target.closest(".versions")) refocus = null;
 });
 document.addEventListener("pointerdown", () => (refocus = null));
-watch("value", take);
-take();
+onValue(take);

@@ -1,7 +1,7 @@
 // What a node is, in marks and in words. `step` is one step's lists, `data` the line it came in.
-const MARKS = { a: "✓", r: "✗", u: "" };
+const MARKS = { a: "✓", r: "✗", u: "", e: "" };
 const QUOTE = "”";
-const STATES = { a: "accepted", r: "rejected", u: "unreached" };
+const STATES = { a: "accepted", r: "rejected", u: "unreached", e: "unreached" };
 
 function isGreedy(data) {
   return data.temperature !== null && data.temperature < 0.001;
@@ -45,7 +45,7 @@ function judgedMark(step, node) {
   const state = step.state[node];
   if (node === 0) return MARKS.a;
   const rank = figure(step.rank, node);
-  if (state === "u") return rank === null ? "" : `#${rank}`;
+  if ("ue".includes(state)) return rank === null ? "" : `#${rank}`;
   const margin = figure(step.margin, node);
   if (margin !== null) return `${MARKS[state]}${signed(margin)}`;
   const p = figure(step.p, node);
@@ -57,6 +57,7 @@ function stateWords(data, step, node) {
   if (node === 0) return "root: certain before this step";
   const state = step.state[node];
   if (state === "u") return "never reached: a node above it was not accepted";
+  if (state === "e") return "behind the end: the answer ended above it";
   if (isTypical(step)) {
     if (state === "a") return "accepted: its probability is over the threshold";
     const margin = figure(step.margin, node);

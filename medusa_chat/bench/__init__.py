@@ -7,16 +7,3 @@ from medusa_chat.bench.harness.rows import table
 from medusa_chat.bench.html_report import report_html
 from medusa_chat.bench.run import FINDINGS, STUDIES, run, run_shape
 from medusa_chat.bench.studies.report import model_answers
-
-__all__ = [
-    "FINDINGS",
-    "PROMPTS",
-    "STUDIES",
-    "Report",
-    "chart_svg",
-    "model_answers",
-    "report_html",
-    "run",
-    "run_shape",
-    "table",
-]

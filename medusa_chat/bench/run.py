@@ -25,7 +25,6 @@ from medusa_chat.bench.studies.paper_figures import (
 )
 from medusa_chat.bench.studies.peers import peers
 from medusa_chat.bench.studies.prediction import prediction
-from medusa_chat.bench.studies.recorded_acceptance import from_trace
 from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
 from medusa_chat.bench.studies.roofline import roofline
@@ -75,6 +74,12 @@ FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where
     "exactness": exactness,
     "tuner": prediction,
 }
+# what the named studies need besides their name, for the commands in their rows
+INPUTS = {
+    **dict.fromkeys(("categories", "exactness"), " --prompts FILE"),
+    **dict.fromkeys(("heads", "two-stage"), " --data FILE"),
+    "reference": " --reference DIR",
+}
 WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage")
 OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
 
@@ -107,13 +112,11 @@ def run(
         report=report,
         **inputs,
     )
-    every = STUDIES | FINDINGS
-    chosen = _chosen(studies or tuple(STUDIES), tuple(every))
-    rows = [row for name in chosen for row in every[name](context)]
+    chosen = _chosen(studies or tuple(STUDIES), (*STUDIES, *FINDINGS))
+    rows = [row for name in chosen for row in _rows(name, context)]
     if context.tree == "auto":
         _keep(loaded, rows)
-    prompt_count = _prompt_count(context, chosen)
-    return {"machine": machine(context, prompt_count), "rows": rows, "verdict": verdict(loaded)}
+    return _result(context, _prompt_count(context, chosen), rows)
 
 
 def _prompt_count(context: BenchContext, studies: Sequence[str]) -> int:
@@ -132,25 +135,30 @@ def run_shape(
     rounds: int,
     progress: Callable[[str], None],
     layers: int | None = None,
-    trace: str | None = None,
     studies: Sequence[str] = (),
     budget: float = 1.0,
 ) -> dict[str, Any]:
     """Measure the step times of a model of random weights, which needs no download. Its text has no
-    meaning, so acceptance comes from a recorded trace or from published accuracies, and the rows
-    say so. layers: fewer than the shape has. trace: a file of `generate --trace`."""
+    meaning, so acceptance comes from published accuracies, and the rows say so. layers: fewer than
+    the shape has."""
     found = SHAPES[shape] if isinstance(shape, str) else shape
     found = found if layers is None else replace(found, layers=layers)
     progress(f"making random weights: {found.name}")
     context = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
     chosen = _chosen(studies, OF_SHAPES)
-    rows = [row for name in chosen for row in STUDIES[name](context)]
-    if trace is not None:
-        rows += from_trace(context, trace)
+    rows = [row for name in chosen for row in _rows(name, context)]
     rows.append(
         unmeasured("end to end", "tokens/s", "the output of random weights is not worth timing")
     )
-    return {"machine": machine(context, 0), "rows": rows, "verdict": verdict(context.loaded)}
+    return _result(context, 0, rows)
+
+
+def _rows(study: str, context: BenchContext) -> Iterator[Row]:
+    """The rows of a study, with the command that measures them where they name none."""
+    command = f"medusa-chat bench --study {study}{INPUTS.get(study, '')}"
+    for row in (STUDIES | FINDINGS)[study](context):
+        is_named = row["command"] or row["value"] is None
+        yield row if is_named else {**row, "command": command}
 
 
 def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
@@ -168,7 +176,7 @@ def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
         apply_tuning(loaded, replace(loaded.tuned, measured=speeds))
 
 
-def verdict(loaded: LoadedModel) -> str:
-    """One sentence: the tree of `--tree auto` and the reason."""
-    reason = loaded.info.tree_reason
-    return f"--tree auto: {reason}."
+def _result(context: BenchContext, prompts: int, rows: list[Row]) -> dict[str, Any]:
+    """What is shown and written; the verdict is the tree of `--tree auto` and the reason."""
+    verdict = f"--tree auto: {context.loaded.info.tree_reason}."
+    return {"machine": machine(context, prompts), "rows": rows, "verdict": verdict}

@@ -23,7 +23,7 @@ from medusa_chat.units import gb
 
 MAX_TEMPLATE = 1 << 16  # bytes
 SECONDS = 2.0  # for one conversation: of the processor where the child can count them
-PATIENCE = 20.0 if hasattr(signal, "setitimer") else SECONDS  # of the clock: a machine may be busy
+PATIENCE = 20.0  # of the clock: a machine may be busy, and Windows counts no other seconds
 STARTUP = 120.0  # seconds for the child to begin on a busy machine
 COMMAND = (sys.executable, "-P", "-m", "medusa_chat.checkpoints.chat_template_child")
 TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
@@ -57,8 +57,14 @@ class TemplateRenderer:
         with self._lock:
             if self._child is None:
                 pipe = subprocess.PIPE
-                self._child = subprocess.Popen(
-                    COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment()
+                self._child = subprocess.Popen(  # out of reach of the terminal's Ctrl-C
+                    COMMAND,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=subprocess.DEVNULL,
+                    env=environment(),
+                    start_new_session=True,
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
                 )
                 self._has_begun = False
                 self._end = weakref.finalize(self, _end, self._child)
@@ -87,7 +93,7 @@ class TemplateRenderer:
         if "error" in found:
             raise UsageError(f"the chat template refuses this conversation: {found['error']}")
         if "text" not in found:
-            raise _refusal(found.get("refusal", SLOW))
+            raise _refusal(found["refusal"])
         return found["text"]
 
     def _ask(self, question: dict[str, Any]) -> dict[str, str]:
@@ -103,7 +109,8 @@ class TemplateRenderer:
             raise UsageError(f"the chat template cannot be rendered: {error}") from error
 
     def _exchange(self, question: bytes, seconds: float) -> dict[str, str]:
-        """One line to the child and one from it; a child that takes longer, or ends, is gone."""
+        """One line to the child and one from it; a child that takes longer, or ends, is gone.
+        Raises UsageError where it took longer."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise OSError("its process did not start")
@@ -114,7 +121,7 @@ class TemplateRenderer:
             child.stdin.write(question)
             child.stdin.flush()
             line = child.stdout.readline()
-        except BrokenPipeError:
+        except OSError:  # it is gone: a broken pipe, on Windows an invalid argument
             line = b""
         is_late = monotonic() - begun >= seconds  # the clock says so only after its kill
         clock.cancel()
@@ -124,7 +131,12 @@ class TemplateRenderer:
         code = None if is_late else child.wait()
         self._child = None
         self._end()
-        return {"refusal": SLOW if is_late or code in TIMED_OUT else "ends the process it runs in"}
+        if is_late:
+            raise UsageError(
+                f"the chat template of this checkpoint takes more than {seconds:.0f} seconds: try "
+                "again when the machine is less busy, or use another checkpoint"
+            )
+        return {"refusal": SLOW if code in TIMED_OUT else "ends the process it runs in"}
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -13,10 +13,10 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import device_memory
 from medusa_chat.checkpoints.memory_fit import MemoryNeeds
 from medusa_chat.checkpoints.precision import smaller_precisions
+from medusa_chat.checkpoints.usual_context import LONGEST, short_length, usual_context
 from medusa_chat.errors import OutOfMemoryError, UsageError
 from medusa_chat.messages import LoadRequest
 
-DEFAULT_CONTEXT = 8192
 SHORTEST_CONTEXT = 16
 NUMBERS = "precision bf16: the file's own numbers are multiplied, which is fast on any CPU"
 
@@ -58,7 +58,7 @@ def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DeviceP
     of transformers. Raises OutOfMemoryError where main memory cannot hold it, UsageError and
     DeviceError for options that cannot be met."""
     device = choose_device(request.device)
-    context = choose_context(request.max_context, config.get_text_config())
+    context, rope = choose_context(request.max_context, config.get_text_config())
     needs = MemoryNeeds(found, context, str(device), _free_bytes(device), this_cpu())
     preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
@@ -67,27 +67,34 @@ def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DeviceP
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
         why = reason if chosen == preferred else f"precision {chosen}: the largest that fits here"
-        return DevicePlan(device, chosen, context, (why, *needs.remarks(chosen)), needs)
+        return DevicePlan(device, chosen, context, (why, *rope, *needs.remarks(chosen)), needs)
     if device.type == "cpu":
         raise OutOfMemoryError(needs.advice(preferred))
     tried = (preferred, *smaller_precisions(preferred)) if is_open else (preferred,)
     if request.device == "auto" and (split := _split(config, needs, tried)) is not None:
-        return DevicePlan(device, split.precision, context, (split.why,), needs, split.device_map)
+        notes = (split.why, *rope)
+        return DevicePlan(device, split.precision, context, notes, needs, split.device_map)
     why = "it may not fit in this device's memory"  # the estimate may be wrong: it is tried
-    return DevicePlan(device, tried[-1], context, (reason, why), needs)
+    return DevicePlan(device, tried[-1], context, (reason, why, *rope), needs)
 
 
-def choose_context(asked: int | None, config: Any) -> int:
-    """How many tokens the KV cache holds: as asked, else the model's own limit up to 8192. Raises
-    UsageError for a number outside 16 to the model's limit."""
-    limit = int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
-    if asked is None:
-        return min(limit, DEFAULT_CONTEXT)
-    if not SHORTEST_CONTEXT <= asked <= limit:
+def choose_context(asked: int | None, config: Any) -> tuple[int, tuple[str, ...]]:
+    """How many tokens the KV cache holds, as asked or as usual, and what to tell of longrope.
+    config: a text model's, of transformers. Raises UsageError for a number outside 16 to the
+    model's limit."""
+    limit = int(getattr(config, "max_position_embeddings", None) or LONGEST)
+    values = config.to_dict()
+    short = short_length(values) or limit
+    if asked is not None and not SHORTEST_CONTEXT <= asked <= limit:
         raise UsageError(
             f"max-context is {asked}: give a whole number from {SHORTEST_CONTEXT} to {limit}"
         )
-    return asked
+    context = usual_context(limit, values) if asked is None else asked
+    if short >= limit:
+        return context, ()
+    if context > short:
+        return context, (f"longrope's long factors at every position: the context is over {short}",)
+    return context, (f"longrope's short factors: a --max-context over {short} takes its long ones",)
 
 
 def _split(config: Any, needs: MemoryNeeds, precisions: tuple[str, ...]) -> LayerSplit | None:

@@ -1,10 +1,13 @@
 """Devices: where to compute, and at which precision each device computes fastest."""
 
+import os
 import platform
+import sys
 
 import torch
 
 from medusa_chat.checkpoints.cpu import cpu_name
+from medusa_chat.checkpoints.gpus import has_nvidia_driver
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.errors import DeviceError, UsageError
@@ -40,6 +43,22 @@ def describe_device(device: torch.device) -> str:
         return f"mps ({platform.machine()})"
     threads = cpu_threads.most()
     return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def cuda_remedy() -> list[str]:
+    """What to do where there is an NVIDIA driver and torch cannot use it; empty elsewhere."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
+    if is_hidden or torch.cuda.is_available() or not has_nvidia_driver():
+        return []
+    version, cuda = torch.__version__, torch.version.cuda
+    release = version.partition("+")[0]
+    if cuda is not None:
+        remedy = "update the NVIDIA driver, or give the container the GPU (--gpus all)"
+        return [f"torch {version} with CUDA {cuda} finds no GPU: {remedy}"]
+    remedy = f"install torch {release} with the line that pytorch.org/get-started/locally gives"
+    if sys.platform == "linux":
+        remedy = f"pip install --force-reinstall torch=={release}"
+    return [f"there is an NVIDIA driver, but torch {version} is a CPU-only build: {remedy}"]
 
 
 def has_fast_bf16() -> bool:

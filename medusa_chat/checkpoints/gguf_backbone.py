@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from transformers import PreTrainedTokenizerFast
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.gguf_tokenizer import write_tokenizer
 from medusa_chat.checkpoints.gguf_weights import DTYPES, GgufWeights
 from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.layouts.contents import backbone_of
@@ -20,12 +20,12 @@ from medusa_chat.checkpoints.layouts.gguf_config import end_tokens
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint, News
-from medusa_chat.errors import ModelError, first_line
+from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadPhase
 from medusa_chat.units import gb
 
 KIND = "gguf"
-FORMAT = 1
+FORMAT = 3
 BESIDE = 32 << 20  # bytes of the tokenizer and the config, at most
 TICK_SECONDS = 0.2
 
@@ -39,7 +39,8 @@ def converted(found: Checkpoint, precision: str) -> Generator[News, None, Checkp
         return found
     file = found.source
     stored = precision if precision in DTYPES else "bf16"
-    folder = kept_copies.place(KIND, [FORMAT, stored, *_versions()], [file])
+    parts = [found.backbone / name for name in found.weights.files]
+    folder = kept_copies.place(KIND, [FORMAT, stored, *_versions()], parts)
     weights = _read(folder)
     if weights is None:
         yield from _locked(found, file, stored, folder)
@@ -148,21 +149,3 @@ def _write_config(folder: Path, header: GgufHeader, config: Any, stored: str) ->
     paths.write_text(
         folder / "generation_config.json", json.dumps(generation | {"eos_token_id": ends})
     )
-
-
-def write_tokenizer(folder: Path, file: Path) -> None:
-    """Save them into a folder. What lies beside the file is not read, which `from_pretrained` would
-    do. Raises ModelError for a tokenizer that transformers cannot build."""
-    try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-    except ImportError as error:
-        raise ModelError(
-            "GGUF files need transformers 5.23: pip install -U transformers"
-        ) from error
-    try:
-        family, vocabulary, options = get_gguf_tokenizer(str(file))
-        backend, more = convert_gguf_tokenizer(family, vocabulary)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **options, **more)
-        tokenizer.save_pretrained(folder)
-    except Exception as error:  # transformers and tokenizers raise all kinds for odd vocabularies
-        raise ModelError(f"the tokenizer in {file} cannot be read: {first_line(error)}") from error

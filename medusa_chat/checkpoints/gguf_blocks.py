@@ -54,11 +54,10 @@ class StoredBlocks(Keep):
             return None
         outs, ins = tensor.shape
         _, each, size = TYPES[tensor.type]
-        file = self._weights.file
         try:
-            with open(file, "rb") as source:
-                rows = np.concatenate(list(self._weights.rows(source, key, tensor)))
+            rows = np.concatenate(list(self._weights.rows(key)))
         except OSError as error:
+            file = self._weights.file.with_name(tensor.file)
             raise ModelError(
                 f"{file} cannot be read ({error.strerror or error}): try again"
             ) from error

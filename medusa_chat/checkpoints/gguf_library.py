@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_chat.gguf_files import is_model
+from medusa_chat.gguf_files import parts_of, whole_files
 
 DEEPEST = 4  # folders below that of the program: LM Studio has owner/name/FILE.gguf
 MOST = 200  # files that are listed
@@ -51,16 +51,16 @@ def _caches(home: Path) -> Path:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path and bytes of each GGUF file below a folder; links to folders are not followed."""
+    """Path and bytes of each GGUF file below a folder, of a split one by its first part; links to
+    folders are not followed."""
     start = len(folder.parts)
     for root, folders, names in os.walk(folder):
         deep = len(Path(root).parts) - start
         folders[:] = [] if deep >= DEEPEST else sorted(f for f in folders if f[0] != ".")
-        for name in sorted(filter(is_model, names)):
-            path = os.path.join(root, name)
+        for name in sorted(whole_files(names)):
             try:
-                facts = os.stat(path)
+                facts = [os.stat(os.path.join(root, part)) for part in parts_of(name)]
             except OSError:
                 continue  # a link to nothing
-            if stat.S_ISREG(facts.st_mode):
-                yield path, facts.st_size
+            if all(stat.S_ISREG(one.st_mode) for one in facts):
+                yield os.path.join(root, name), sum(one.st_size for one in facts)

@@ -1,8 +1,8 @@
 """The weights of a GGUF file as one safetensors file, dequantised piece by piece.
 
-gguf unpacks the blocks; what llama.cpp's converter changed is changed back: the rows of Llama's
-queries and keys, the ones it added to Gemma's norms. transformers 5.23 gives the same bits, but
-holds the whole model and walks the metadata in Python several times: 50 of its 69 seconds.
+gguf unpacks the blocks; what llama.cpp's converter changed is changed back: the rows of queries and
+keys of Llama and its kin, the ones added to Gemma's norms. transformers 5.23 gives the same bits,
+but holds the whole model and walks the metadata in Python several times: 50 of its 69 seconds.
 """
 
 import json
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat.checkpoints.layouts.gguf_config import family_of
-from medusa_chat.checkpoints.layouts.gguf_header import read_gguf
-from medusa_chat.checkpoints.layouts.gguf_names import renamed
-from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader, Placed
+from medusa_chat.checkpoints.layouts.gguf_names import renamed, shapes
+from medusa_chat.checkpoints.layouts.gguf_parts import read_gguf
+from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError, first_line
 
@@ -31,13 +31,15 @@ DTYPES = {
     "fp16": (torch.float16, "F16", 2),
 }
 PIECE = 1 << 22  # weights that are unpacked at once: 16 MB of fp32, and as much beside it
+TURNED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # queries and keys reordered
 THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class GgufWeights:
-    """What is converted. names: tensor of the file -> tensor of transformers. family: its name in
-    the file. heads: (queries', keys'). precision: a key of DTYPES."""
+    """What is converted. file: of a split one the first part. names: tensor of the file -> tensor
+    of transformers. family: its name in the file. heads: (queries', keys'). precision: a key of
+    DTYPES."""
 
     file: Path
     header: GgufHeader
@@ -58,12 +60,12 @@ class GgufWeights:
         """Refuse tensors that are not those of the model, which transformers would leave out, or
         make up at random. Raises ModelError."""
         expected = _expected(config, self.file)
-        shapes = {place: self.header.tensors[name].shape for name, place in self.names.items()}
-        if odd := sorted(shapes.keys() ^ expected.keys()):
+        found = shapes(self.header, self.names)
+        if odd := sorted(found.keys() ^ expected.keys()):
             lacks = "lacks" if odd[0] in expected else "holds the tensor"
             why = "" if odd[0] in expected else f", which {config['model_type']} has no place for"
             raise ModelError(f"{self.file} {lacks} {odd[0]}{why}: take another GGUF file")
-        for name, shape in shapes.items():
+        for name, shape in found.items():
             if shape != expected[name]:
                 raise ModelError(
                     f"{self.file}: tensor {name} is {shape}, {expected[name]} was expected: fetch "
@@ -74,19 +76,15 @@ class GgufWeights:
     def bytes(self) -> int:
         """Bytes of the weights when they are written."""
         size = DTYPES[self.precision][2]
-        return size * sum(math.prod(self.header.tensors[name].shape) for name in self.names)
+        return size * sum(map(math.prod, shapes(self.header, self.names).values()))
 
     def write(self, path: Path) -> Iterator[int]:
         """Write a safetensors file; yields how many bytes of it are there, now and then."""
         done = 0
-        with (
-            open(self.file, "rb") as source,
-            open(path, "wb") as target,
-            ThreadPoolExecutor(THREADS) as pool,
-        ):
+        with open(path, "wb") as target, ThreadPoolExecutor(THREADS) as pool:
             target.write(self._table())
             waiting: list[Future[bytes]] = []
-            for job in self._pieces(source):
+            for job in self._pieces():
                 waiting.append(pool.submit(_unpacked, *job))
                 if len(waiting) > THREADS:  # so much is in memory at once, and no more
                     done += target.write(waiting.pop(0).result())
@@ -100,8 +98,7 @@ class GgufWeights:
         _, name, size = DTYPES[self.precision]
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         start = 0
-        for key, place in self.names.items():
-            shape = self.header.tensors[key].shape
+        for place, shape in shapes(self.header, self.names).items():
             end = start + size * math.prod(shape)
             table[place] = {"dtype": name, "shape": shape, "data_offsets": [start, end]}
             start = end
@@ -109,34 +106,47 @@ class GgufWeights:
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def _pieces(self, source: BinaryIO) -> Iterator[tuple[np.ndarray, int, torch.dtype, float]]:
+    def _pieces(self) -> Iterator[tuple[Any, ...]]:
         """What _unpacked takes, for some rows at a time."""
         dtype = DTYPES[self.precision][0]
-        for name in self.names:
+        for name, part, parts in self._parts():
             tensor = self.header.tensors[name]
             added = 1.0 if self.family.startswith("gemma") and name.endswith("norm.weight") else 0.0
-            for rows in self.rows(source, name, tensor):
-                yield rows, tensor.type, dtype, added
+            for rows in self.rows(name, part, parts):
+                yield rows, tensor.type, dtype, added, f"{self.file}: tensor {name}"
 
-    def rows(self, source: BinaryIO, name: str, tensor: Placed) -> Iterator[np.ndarray]:
-        """The rows of a tensor as they are stored, uint8 [rows, bytes of a row]; those of Llama's
-        queries and keys in the order of transformers, for which they are read at once."""
-        count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
-        wide = tensor.bytes // count
+    def _parts(self) -> Iterator[tuple[str, int, int]]:
+        """(tensor of the file, which part of it, of how many) in the order in which they are
+        written: whole ones, and for each expert its gate before its up."""
+        together: dict[str, list[str]] = {}
+        for name, place in self.names.items():
+            together.setdefault(place, []).append(name)
+        for names in together.values():
+            parts = self.header.tensors[names[0]].shape[0] if len(names) > 1 else 1
+            yield from ((name, part, parts) for part in range(parts) for name in sorted(names))
+
+    def rows(self, name: str, part: int = 0, parts: int = 1) -> Iterator[np.ndarray]:
+        """The rows of a tensor as they are stored, uint8 [rows, bytes of a row], or of one of so
+        many equal parts; those of reordered queries and keys in the order of transformers, for
+        which they are read at once."""
+        tensor = self.header.tensors[name]
+        whole = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
+        wide, count = tensor.bytes // whole, whole // parts
         heads = self._turned_heads(name)
-        step = count if heads else max(1, PIECE // max(1, math.prod(tensor.shape) // count))
-        source.seek(tensor.start)
-        for start in range(0, count, step):
-            rows = min(step, count - start)
-            data = source.read(rows * wide)
-            if len(data) != rows * wide:
-                raise OSError(None, "it was cut while it was read")
-            stored = np.frombuffer(data, np.uint8).reshape(rows, wide)
-            yield _turned_back(stored, heads) if heads else stored
+        step = count if heads else max(1, PIECE // max(1, math.prod(tensor.shape) // whole))
+        with open(self.file.with_name(tensor.file), "rb") as source:
+            source.seek(tensor.start + part * count * wide)
+            for start in range(0, count, step):
+                rows = min(step, count - start)
+                data = source.read(rows * wide)
+                if len(data) != rows * wide:
+                    raise OSError(None, "it was cut while it was read")
+                stored = np.frombuffer(data, np.uint8).reshape(rows, wide)
+                yield _turned_back(stored, heads) if heads else stored
 
     def _turned_heads(self, name: str) -> int:
         """How many heads of a tensor have their rows in llama.cpp's order; 0 for none."""
-        if self.family != "llama":
+        if self.family not in TURNED:
             return 0
         return self.heads[0] if ".attn_q." in name else self.heads[1] if ".attn_k." in name else 0
 
@@ -161,13 +171,16 @@ def _turned_back(stored: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(stored.shape)
 
 
-def _unpacked(stored: np.ndarray, kind: int, dtype: torch.dtype, added: float) -> bytes:
-    """The numbers of some rows, in dtype."""
+def _unpacked(stored: np.ndarray, kind: int, dtype: torch.dtype, added: float, what: str) -> bytes:
+    """The numbers of some rows, in dtype. what: they are of. Raises ModelError for what is none."""
     import gguf  # only who has such a file needs it
 
     if TYPES[kind][1] == 1:  # numbers, not blocks: of a vector, one to a row
         stored = stored.reshape(-1)
-    values = gguf.dequantize(stored, gguf.GGMLQuantizationType(kind))
+    with np.errstate(all="ignore"):
+        values = gguf.dequantize(stored, gguf.GGMLQuantizationType(kind))
+    if not np.isfinite(values).all():
+        raise ModelError(f"{what} holds values that are no numbers: fetch the file again")
     if added:
         values = values - np.float32(added)
     with torch.no_grad():

@@ -9,13 +9,15 @@ from medusa_chat import hub
 from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.layouts.backbone_shapes import are_known
-from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
+from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
+from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_values
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
 from medusa_chat.checkpoints.memory_estimate import estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
+from medusa_chat.checkpoints.usual_context import LONGEST
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
@@ -24,7 +26,6 @@ from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
 NODES = 64
-CONTEXT = 8192
 PADDING = 1024
 
 
@@ -44,7 +45,7 @@ def inspect(
     checkpoint itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
     report = Inspection(
-        *(name, None, None, None, False, 0, 0, "", context or CONTEXT, NODES, {}, (), ())
+        *(name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ())
     )
     try:
         found = survey(source)
@@ -68,7 +69,8 @@ def inspect(
         return _with(report, str(error))
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
-    report = _with(report, *_refused(source, place, files, refuse_unlike))
+    adapter = found.adapter if where != name else None
+    report = _with(report, *_refused(source, place, files, adapter, refuse_unlike))
     report = _with_shipped(report, files, place) if where == name else report
     return _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
 
@@ -83,12 +85,16 @@ def _refused(
     source: Source,
     place: Source,
     files: BackboneFiles,
+    adapter: str | None,
     refuse_unlike: Callable[[Path], None] | None,
 ) -> Iterator[str]:
-    """Why a load would refuse the calibration beside the heads, or the backbone's family or
-    tensors."""
+    """Why a load would refuse the calibration beside the heads, the adapter, or the backbone's
+    family or tensors."""
     try:
         _refuse_calibration(source)
+        if adapter is not None:
+            folder, slash, _ = adapter.rpartition("/")
+            lora_values(source, f"{folder}{slash}{CONFIG}")
         refuse_unfit(SimpleNamespace(**files.config))
         if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
             refuse_unlike(folder)
@@ -100,8 +106,8 @@ def _with_shipped(report: Inspection, files: BackboneFiles, place: Source) -> In
     """The report with the heads that come with medusa-chat, where the model has none of its own."""
     if report.heads is not None or report.adapter is not None:
         return report
-    folder = place.folder if isinstance(place, LocalFolder) else None
-    found = shipped_heads(report.name, files.config, folder)
+    where = place_in(place.folder, files) if isinstance(place, LocalFolder) else None
+    found = shipped_heads(report.name, files.config, where)
     if found is None:
         return report
     return replace(report, heads=found.heads, notes=(*report.notes, found.note))
@@ -112,8 +118,7 @@ def _unsure(place: Source, files: BackboneFiles) -> Path | None:
     here."""
     if not isinstance(place, LocalFolder) or files.is_pickled or files.missing:
         return None
-    folder = place.folder / files.folder
-    return None if are_known(files.config) else folder / (files.files[0] if files.stored else "")
+    return None if are_known(files.config) else place_in(place.folder, files)
 
 
 def _refuse_calibration(source: Source) -> None:
@@ -169,9 +174,9 @@ def _with_backbone(
 ) -> Inspection:
     try:
         size = sizes(files.config)
-    except ModelError as error:
-        return _with(report, str(error))
-    asked = min(context or CONTEXT, size.positions)
+    except ModelError as error:  # a family that is refused may call its numbers otherwise
+        return report if report.problems else _with(report, str(error))
+    asked = min(context or size.context, size.positions)
     report = replace(
         report,
         notes=(*report.notes, *files.notes),
@@ -181,6 +186,7 @@ def _with_backbone(
         parameters=size.parameters,
         family=str(files.config.get("model_type"))[:60],
         context=asked,
+        usual_context=size.context,
         memory={
             p: estimate(files.config, report.heads, p, asked, NODES, device, cpu)
             for p in PRECISIONS

@@ -22,7 +22,8 @@ class Inspection:
     """What was found. backbone: the id or folder that the heads need, None for unknown; is_here:
     whether it can be loaded without a download. memory: by precision, for `context` tokens and a
     tree of `nodes`; empty where the backbone's config is not in reach. problems: what stands in
-    the way, each with its remedy. stored: the type of most weights where it is a GGUF file."""
+    the way, each with its remedy. stored: the type of most weights where it is a GGUF file.
+    usual_context: tokens of a load where nobody says."""
 
     name: str
     heads: HeadsFile | None
@@ -38,6 +39,7 @@ class Inspection:
     notes: tuple[str, ...]
     problems: tuple[str, ...]
     stored: str = ""
+    usual_context: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the names of single tensors are left out."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat import __version__, paths
+from medusa_chat.errors import ModelError
 from medusa_chat.hub.repo_files import is_repo_id
 
 ABOUT = "about.json"
@@ -85,7 +86,7 @@ def writing(folder: Path, origin: Origin) -> Iterator[Path]:
             if (old.source, old.precision) == (origin.source, origin.precision):
                 drop(old.folder)
         if not folder.is_dir():  # another process may have made it meanwhile
-            os.replace(partial, folder)
+            paths.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -101,11 +102,27 @@ def drop(folder: Path) -> None:
 
 
 def remove(name: str) -> int:
-    """Delete the copies that were made for a checkpoint, a file or a repo; the bytes freed."""
+    """Delete the copies that were made for a checkpoint, a file or a repo; the bytes freed. Raises
+    ModelError for one that Windows does not give up, for a process reads it; it is still listed."""
     chosen = [one for one in kept() if belongs(one, name)]
     for one in chosen:
+        try:
+            for file in sorted(one.folder.iterdir(), key=_order):
+                file.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass  # another process deletes it, too
+        except OSError as error:
+            raise ModelError(
+                f"{error.filename or one.folder} cannot be deleted ({error.strerror}): "
+                "end what uses it, then delete it again"
+            ) from error
         drop(one.folder)
     return sum(one.bytes for one in chosen)
+
+
+def _order(file: Path) -> tuple[bool, int]:
+    """Weights first, and last what says that it is a copy."""
+    return file.name == ABOUT, -file.stat().st_size
 
 
 def belongs(one: KeptCopy, name: str) -> bool:

@@ -22,7 +22,9 @@ def read_lm_head(found: Checkpoint, config: Any) -> LogitHead:
     linear, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     owner = embeddings if linear.weight is embeddings.weight else linear
     name = next(name for name, module in model.named_modules() if module is owner)
-    weight = _read(found, f"{name}.weight")
+    own = next(name for name, module in model.named_modules() if module is linear)
+    weight = _read(found, f"{own}.weight")  # files may have one that their config calls tied
+    weight = _read(found, f"{name}.weight") if weight is None else weight
     if weight is None or getattr(linear, "bias", None) is not None:
         linear = read_model(found, config, "bf16", torch.device("cpu")).get_output_embeddings()
     elif weight.shape != linear.weight.shape or not weight.is_floating_point():

@@ -10,7 +10,7 @@ from medusa_chat.checkpoints import native_build, weights
 from medusa_chat.checkpoints.adapters import merge_adapter
 from medusa_chat.checkpoints.chat_template import missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
-from medusa_chat.checkpoints.devices import describe_device
+from medusa_chat.checkpoints.devices import cuda_remedy, describe_device
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
@@ -80,7 +80,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
             is_spread=plan.device_map is not None,
             keep=keep,
         )
-        parts.notes += notes
+        parts.notes += [*notes, *(cuda_remedy() if request.device == "auto" else [])]
         yield LoadPhase("check"), None
         engine = _engine(found, plan, parts, backend)
     loaded, tree = _loaded_model(found, plan, parts, engine, calibration)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, survey
+from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
 from medusa_chat.checkpoints.layouts.declared import REPO
 from medusa_chat.checkpoints.layouts.folders import MODEL, BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
@@ -135,7 +135,8 @@ class SurveyedFolder:
         if heads is not None:
             return heads, folder, heads.disagreements
         if own is not None and self.contents.adapter is None:
-            shipped = shipped_heads(self.request.checkpoint, own.config, self.place)
+            name, where = self.request.checkpoint, place_in(folder, own)
+            shipped = shipped_heads(name, own.config, where)
             if shipped is not None:
                 return shipped.heads, shipped.folder, (shipped.note,)
         return None, folder, ()

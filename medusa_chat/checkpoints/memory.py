@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from medusa_chat.errors import OutOfMemoryError
+from medusa_chat.errors import ModelError, OutOfMemoryError
 from medusa_chat.messages import DeviceMemory
 
 # what torch's allocators say where they raise a plain RuntimeError: CPU on Linux, macOS, Windows;
@@ -23,7 +23,7 @@ SIGNS = (
 )
 
 
-def is_exhausted(error: BaseException) -> bool:
+def is_exhausted(error: BaseException | None) -> bool:
     """Whether an error means that memory ran out, however it is called."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
@@ -35,8 +35,8 @@ def refuse_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
     """Turn out of memory into a refusal; advice: that one line, what was to fit and what would."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_exhausted(error):
+    except (RuntimeError, MemoryError, ModelError) as error:
+        if not is_exhausted(error.__cause__ if isinstance(error, ModelError) else error):
             raise
         error.__traceback__ = None  # its frames hold what was allocated so far
         release()
@@ -62,8 +62,15 @@ def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) 
         return DeviceMemory(str(device), free + pool, total)
     memory = psutil.virtual_memory()
     free = min(memory.available + held, memory.total)
-    swap = psutil.swap_memory().free if with_swap else 0
-    return DeviceMemory(str(device), free + swap, memory.total)
+    return DeviceMemory(str(device), free + (_free_swap() if with_swap else 0), memory.total)
+
+
+def _free_swap() -> int:
+    """Bytes; 0 where the system does not tell, as Windows without its performance counters."""
+    try:
+        return int(psutil.swap_memory().free)
+    except Exception:  # psutil passes on whatever the system raises
+        return 0
 
 
 def held_bytes(*modules: Any) -> int:

@@ -22,10 +22,17 @@ SECONDS = 120  # a slow machine's compiler; a few are usual
 PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; "1" or none: the cache; or a folder
 
 
+def advice() -> str:
+    """What a compiler would do where there is none; empty where it could not be used."""
+    if sys.platform == "win32":
+        return ""
+    return "with a C compiler (gcc or clang) several times faster"
+
+
 def compiler() -> list[str] | None:
     """The command of a C compiler that speaks GCC's language: $CC, cc, gcc or clang. None where
     there is none, or where MEDUSA_CHAT_NATIVE=0."""
-    if os.environ.get(PLACE) == "0" or os.name == "nt":
+    if os.environ.get(PLACE) == "0" or sys.platform == "win32":
         return None
     asked = shlex.split(os.environ.get("CC", ""))
     tried = [asked] if asked else [["cc"], ["gcc"], ["clang"]]
@@ -52,6 +59,8 @@ def opened(command: Sequence[str]) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
+        if isinstance(error, subprocess.TimeoutExpired):  # its own words are the whole command
+            said = f"the compiler took longer than {SECONDS} seconds"
         line = str(said).strip().partition("\n")[0]
         logging.getLogger(__name__).warning("the C library cannot be compiled: %s", line)
         return None

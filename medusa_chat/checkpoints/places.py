@@ -1,14 +1,17 @@
 """Places: what the name of a checkpoint means: a folder, a GGUF file, a repo of the Hub."""
 
 import os
+import re
 from pathlib import Path
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
-from medusa_chat.gguf_files import is_gguf, split_name
+from medusa_chat.gguf_files import first_part, is_gguf, split_name
 from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.paths import asset
+
+PATH = re.compile(r"[./~]|[A-Za-z]:/|.*\\")  # no Hub id: how a path begins, here or on Windows
 
 
 def open_here(name: str) -> LocalFolder:
@@ -20,7 +23,8 @@ def open_here(name: str) -> LocalFolder:
 
 def folder_or_repo(name: str) -> Path | str:
     """The folder or GGUF file that a checkpoint's or backbone's name means, else the name as a Hub
-    id, with or without a GGUF file. Raises ModelError for what can be none of them."""
+    id, with or without a GGUF file; a split file by its first part. Raises ModelError for what can
+    be none of them."""
     shipped = shipped_folder(name)
     if shipped is not None:
         if not (shipped / "config.json").is_file():
@@ -29,12 +33,24 @@ def folder_or_repo(name: str) -> Path | str:
             )
         return shipped
     path = _path(name)
-    if name and (is_folder(path) or is_gguf_file(path)):
-        return path
-    is_id = split_name(name)[0].count("/") == 1 and not name.startswith((".", "/", "~"))
+    if name and is_gguf_file(path):
+        first = path.with_name(first_part(path.name))
+        return first if is_gguf_file(first) else path
+    if name and is_folder(path):
+        return _snapshot(path) or path
+    is_id = split_name(name)[0].count("/") == 1 and not PATH.match(name)
     if not name.isprintable() or not is_id or is_here(name):  # a file's name is not sent out
         raise ModelError(_no_such(name))
-    return name
+    return first_part(name)
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """The snapshot of main where a folder is a repo in the Hub's cache; None where it is not."""
+    ref = folder / "refs" / "main"
+    if not folder.name.startswith("models--") or not ref.is_file():
+        return None
+    found = folder / "snapshots" / Path(ref.read_text("utf-8", "replace").strip()[:100]).name
+    return found if is_folder(found) else None
 
 
 def shipped_folder(name: str) -> Path | None:
@@ -68,7 +84,7 @@ def _no_such(name: str) -> str:
     path = _path(name)
     if name.isprintable() and os.path.isfile(path):
         return f"{name} is a file: give the folder that holds the checkpoint, or a GGUF file"
-    if name.isprintable() and (name.startswith((".", "/", "~")) or is_gguf(name)):
+    if name.isprintable() and (PATH.match(name) or is_gguf(name)):
         return f"there is no {'file' if is_gguf(name) else 'folder'} {name}: check the path"
     shipped = " or ".join([*(p.id for p in model_presets() if p.ships), "demo"])
     return (

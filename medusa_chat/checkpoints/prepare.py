@@ -21,7 +21,6 @@ from medusa_chat.trees.calibration import Calibration
 from medusa_chat.units import gb
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
-NO_COMPILER = "with a C compiler (gcc or clang) several times faster"
 NOT_THEIRS = "the numbers of our C library were not theirs"
 UNROUNDED = (
     "int8 and nf4 on a CPU need our C library, which does not work here (the log says why): "
@@ -126,7 +125,7 @@ def _on_cpu(
     if (size := kept_bytes(model)) > 0:
         notes.append(_said_of_kept(keep, size))
     if found is None:
-        why = "" if not can_run else NOT_THEIRS if library is not None else NO_COMPILER
+        why = "" if not can_run else NOT_THEIRS if library is not None else native_build.advice()
         return TorchStep(backbone), why, notes
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
         torch.set_num_threads(1)
@@ -137,7 +136,4 @@ def _said_of_kept(keep: Keep, size: int) -> str:
     """What lies in memory as whole numbers, of so many bytes."""
     if isinstance(keep, Rounded):
         return f"weights are rounded to {keep.bits} bits, 32 with one scale ({gb(size)})"
-    return (
-        f"weights stay as the file has them ({gb(size)}): each step multiplies them "
-        "so, without rounding them to bf16"
-    )
+    return f"matrices are multiplied as the file has them ({gb(size)}), not as they were converted"

@@ -4,7 +4,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from transformers import BitsAndBytesConfig
 
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.kept_copies import Origin
@@ -41,3 +43,16 @@ def _folder(found: Checkpoint, precision: str, dtype: str) -> Path:
     files = [found.backbone / name for name in ("config.json", *found.weights.files)]
     facts = [FORMAT, precision, dtype, metadata.version("bitsandbytes")]
     return kept_copies.place(KIND, facts, files)
+
+
+def settings(precision: str, half: torch.dtype) -> BitsAndBytesConfig:
+    """bitsandbytes' configuration for int8 or nf4 (double quantisation). half: the dtype of what
+    is computed."""
+    if precision == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=half,
+    )

@@ -13,11 +13,12 @@ from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.places import shipped_folder
+from medusa_chat.gguf_files import is_gguf
 from medusa_chat.hub.catalog import ModelPreset, model_presets, shape
 from medusa_chat.units import gb
 
 # What names of files and repos say of how weights are stored, after the name of the model.
-STORED = r"([-._](gguf|ud|i1|imat(rix)?|[it]?q\d\w*|mxfp4\w*|(b?f|fp)(16|32)))*"
+STORED = r"([-._](gguf|ud|i1|imat(rix)?|[it]?q\d\w*|mxfp4\w*|(b?f|fp)(16|32)|\d{5}-of-\d{5}))*"
 FREE = (
     "max_position_embeddings",
     "tie_word_embeddings",
@@ -40,8 +41,8 @@ def shipped_heads(
 ) -> ShippedHeads | None:
     """The heads for a backbone that was named without any, None where none fit.
 
-    name: as it was given: a Hub id, a folder, a GGUF file. config: the backbone's; place: where it
-    lies, where that is on this disk. Raises ModelError for heads that are broken.
+    name: as it was given: a Hub id, a folder, a GGUF file. config: the backbone's; place: its
+    folder or GGUF file, where that is on this disk. Raises ModelError for heads that are broken.
     """
     for preset in _shipping():
         folder = shipped_folder(preset.id)
@@ -105,10 +106,12 @@ def _has_shape(config: Mapping[str, Any], preset: ModelPreset) -> bool:
 
 
 def _names(name: str, place: Path | None) -> Iterator[str]:
-    """What a backbone is called: as it was given, by its place, by its repo where that is in the
-    Hub's cache."""
+    """What a backbone is called: as it was given, by its place (a file that was found in a folder
+    by that too), by its repo where that is in the Hub's cache."""
     yield name
     if place is not None:
         where = place.absolute()
         yield where.name
+        if is_gguf(where.name) and not is_gguf(name):
+            yield where.parent.name
         yield from (p.split("--")[-1] for p in where.parts if p.startswith("models--"))

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from medusa_chat.checkpoints.layouts.source import LocalFolder, read_json
 from medusa_chat.errors import ModelError, first_line
 from medusa_chat.hub.catalog import KnownTemplate
 
+OF_PROCESSOR = "chat_template.json"  # where vision-language checkpoints may have the template
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 
 
@@ -16,15 +18,35 @@ def read_tokenizer(folder: Path) -> Any:
     if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(f"{folder} holds no tokenizer: it is incomplete, fetch it again")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
+        try:
+            tokenizer = _read(AutoTokenizer, folder)
+        except ValueError:  # what transformers raises for code that it may not run, too
+            if not _has_own_code(folder):
+                raise
+            tokenizer = _read(PreTrainedTokenizerFast, folder)
     except Exception as error:  # transformers raises all kinds for broken tokenizer files
         raise ModelError(f"the tokenizer in {folder} is broken: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
+    if not tokenizer.chat_template and (folder / OF_PROCESSOR).is_file():
+        template = read_json(LocalFolder(folder), OF_PROCESSOR).get("chat_template")
+        tokenizer.chat_template = template if isinstance(template, str) else None
     tokenizer.model_max_length = int(1e30)  # the engine knows the context, and refuses in one line
     return tokenizer
+
+
+def _read(kind: Any, folder: Path) -> Any:
+    return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _has_own_code(folder: Path) -> bool:
+    """Whether a tokenizer would be read by code of its folder, which is never run, and has a
+    tokenizer.json, which needs none."""
+    config = folder / "tokenizer_config.json"
+    if not (folder / "tokenizer.json").is_file() or not config.is_file():
+        return False
+    named = read_json(LocalFolder(folder), config.name).get("auto_map")
+    return isinstance(named, dict) and "AutoTokenizer" in named
 
 
 def add_known_template(tokenizer: Any, known: KnownTemplate | None) -> list[str]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.draft import TreeTensors
+from medusa_chat.decoding.kv_cache import refused
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 
@@ -19,13 +20,17 @@ def check_tree_step(backbone: Backbone) -> float:
     Returns the largest difference over the largest logit; raises ModelError when it is more than
     rounding. What bitsandbytes' int8 does to activations is left out of both: on SmolLM2 it alone
     makes 0.17, and a mask that shows a sibling no more than 0.24."""
-    with _whole_activations(backbone.model):
+    with _whole_activations(backbone.model), refused(backbone.config, "a tree step fails"):
         worst = _difference(backbone)
     limit = 1e-3 if backbone.dtype == torch.float32 else 0.1
     if not worst <= limit:
+        is_whole = backbone.dtype == torch.float32
+        kind = "" if is_whole else f" in {str(backbone.dtype).removeprefix('torch.')}"
+        remedy = "" if is_whole else ": try --precision fp32"
         raise ModelError(
-            f"model family {backbone.config.model_type} is not supported: a tree step differs from "
-            f"a causal pass by {worst:.2g} of the largest logit, more than {limit:g}"
+            f"model family {backbone.config.model_type} is not supported{kind}: a tree step "
+            f"differs from a causal pass by {worst:.2g} of the largest logit, more than {limit:g}"
+            f"{remedy}"
         )
     return worst
 

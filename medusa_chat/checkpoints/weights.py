@@ -1,23 +1,18 @@
 """The backbone of a checkpoint: its config and its weights, read and frozen."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PreTrainedConfig,
-    modeling_utils,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, modeling_utils
 from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
+from medusa_chat.checkpoints.generation_config import not_applied, read_generation_config
+from medusa_chat.checkpoints.layouts.text_part import NAMES, text_part
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
 from medusa_chat.checkpoints.precision import QUANTISED
@@ -27,15 +22,17 @@ from medusa_chat.errors import ModelError, first_line
 
 
 def read_config(folder: Path) -> Any:
-    """The model's configuration; a family that cannot be decoded as a tree is refused by name."""
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises all kinds for broken files
-        raise ModelError(f"the config in {folder} cannot be read: {first_line(error)}") from error
+    """The model's configuration, of a vision-language model its text part's; a family that cannot
+    be decoded as a tree is refused by name."""
+    options = {"trust_remote_code": False, "local_files_only": True}
+    config = _made(folder, lambda: AutoConfig.from_pretrained(folder, **options))
     if not isinstance(config.get_text_config(), PreTrainedConfig):
         raise ModelError(
             f"the config in {folder} has a text_config its family does not support: fetch it again"
         )
+    whole = _made(folder, config.to_dict)
+    if (text := text_part(whole)) is not whole:
+        config = _made(folder, lambda: AutoConfig.for_model(**text))
     refuse_unfit(config)
     return config
 
@@ -44,14 +41,16 @@ def config_of(found: Checkpoint) -> Any:
     """The backbone's config: read_config's, or what was read of a GGUF file's header."""
     if not found.weights.stored:
         return read_config(found.backbone)
-    try:
-        config = AutoConfig.for_model(**found.weights.config)
-    except Exception as error:  # transformers raises all kinds for odd numbers
-        raise ModelError(
-            f"the config in {found.source} cannot be read: {first_line(error)}"
-        ) from error
+    config = _made(found.source, lambda: AutoConfig.for_model(**found.weights.config))
     refuse_unfit(config)
     return config
+
+
+def _made(where: Path, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:  # transformers raises all kinds for broken files and odd numbers
+        raise ModelError(f"the config in {where} cannot be read: {first_line(error)}") from error
 
 
 def read_model(found: Checkpoint, config: Any, precision: str, device: torch.device) -> Any:
@@ -73,24 +72,29 @@ def read_backbone(
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = _half(device, config)
     options = {
-        "generation_config": _generation_config(found.backbone, config),
+        "generation_config": (generation := read_generation_config(found.backbone, config)),
         "dtype": dtype or kinds.get(precision, half),
         "device_map": dict(device_map) if device_map else {"": device},
     }
+    notes = not_applied(generation)
     if dtype is not None or precision not in QUANTISED:
-        return _frozen(_read(_safe_folder(found), found.backbone, config=config, **options)), []
+        is_packed = getattr(config, "quantization_config", None) is not None
+        model = _read(_safe_folder(found), found.backbone, config=config, **options)
+        if is_packed:
+            _unify(model, options["dtype"])
+        return _frozen(model), notes
     kept = quantised.find(found, precision, str(half))
     if kept is not None:
         try:
             model = _read(kept, found.backbone, **options)
-            return _frozen(model), ["read as it was quantised before"]
+            return _frozen(model), ["read as it was quantised before", *notes]
         except ModelError:
             kept_copies.drop(kept)  # damaged: made anew from the source
-    options |= {"config": config, "quantization_config": _quantization(precision, half)}
+    options |= {"config": config, "quantization_config": quantised.settings(precision, half)}
     model = _read(_safe_folder(found), found.backbone, **options)
     with _silent():
-        note = quantised.keep(model, found, precision, str(half), held_bytes(model))
-    return _frozen(model), [note]
+        notes.insert(0, quantised.keep(model, found, precision, str(half), held_bytes(model)))
+    return _frozen(model), notes
 
 
 def refuse_unlike(folder: Path) -> None:
@@ -129,8 +133,10 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                # transformers would load an adapter that lies there, and what that one names
-                adapter_kwargs={"subfolder": "no-adapter"},
+                key_mapping=NAMES,
+                # transformers would load an adapter that lies there, and the base it names; no
+                # folder can have this name
+                adapter_kwargs={"subfolder": "\0"},
                 **options,
             )
     except Exception as error:  # transformers and safetensors raise all kinds for broken files
@@ -144,8 +150,16 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
             f"the weights in {backbone} lack {missing[0]}{more}: the folder is incomplete, "
             "fetch it again"
         )
+    model._weight_conversions = None  # or save_pretrained would write the names of the files
     hold(model)
     return model
+
+
+def _unify(model: Any, dtype: torch.dtype) -> None:
+    """In one dtype what transformers unpacked of a quantised source, in that of the scales."""
+    if {p.dtype for p in model.parameters()} <= {torch.float32, torch.bfloat16, torch.float16}:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
 
 
 def _frozen(model: Any) -> Any:
@@ -180,18 +194,6 @@ def _silent() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def _generation_config(folder: Path, config: Any) -> Any:
-    """The backbone's generation config, else what its own config says of generation."""
-    try:
-        if (folder / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(folder, local_files_only=True)
-        return GenerationConfig.from_model_config(config)
-    except Exception as error:  # transformers raises all kinds for broken files
-        raise ModelError(
-            f"the generation_config.json in {folder} cannot be read: {first_line(error)}"
-        ) from error
-
-
 def _safe_folder(found: Checkpoint) -> Path:
     """Where the backbone's weights are as safetensors: its own folder, or the sandbox's."""
     if not found.weights.is_pickled:
@@ -206,15 +208,3 @@ def weight_files(found: Checkpoint) -> list[Path]:
     if found.weights.is_pickled:
         return sorted(_safe_folder(found).glob("*.safetensors"))
     return [found.backbone / name for name in found.weights.files]
-
-
-def _quantization(precision: str, half: torch.dtype) -> BitsAndBytesConfig:
-    """bitsandbytes' configuration for int8 or nf4 (double quantisation)."""
-    if precision == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=half,
-    )

@@ -53,9 +53,6 @@ class BenchOptions:
         str | None, value("7b|8b", "Use random weights of this size, no checkpoint.")
     ] = None
     layers: Annotated[int | None, count("With --shape: use only N layers.", min=1)] = None
-    trace: Annotated[
-        Path | None, file_path("With --shape: replay the acceptance of this trace.")
-    ] = None
     as_json: AsJson = False
     output: Annotated[Path | None, file_path("Also write the JSON here.")] = None
     picture: Annotated[Path | None, value("FILE.svg", "Also draw the results as a chart.")] = None
@@ -111,7 +108,7 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
         request = self.load_request()
         refuse_unknown_tree(self.tree)
         _refuse_misplaced(self)
-        read = (self.prompts, self.trace, self.data)
+        read = (self.prompts, self.data)
         for file in (self.output, self.picture, self.report, self.answers):
             if file is not None:
                 require_folder(file, *read)
@@ -143,7 +140,6 @@ def _measure(
             rounds=options.rounds,
             progress=progress,
             layers=options.layers,
-            trace=None if options.trace is None else str(options.trace),
             studies=options.study or (),
         )
     return run(
@@ -180,8 +176,8 @@ def _refuse_misplaced(options: Bench) -> None:
         raise UsageError("--shape has random weights: omit --checkpoint and --backbone")
     if options.shape not in (None, "7b", "8b"):
         raise UsageError(f"shape is {options.shape!r}: choose 7b or 8b")
-    if options.shape is None and (options.layers is not None or options.trace is not None):
-        raise UsageError("--layers and --trace need --shape: add --shape 7b or 8b, or omit them")
+    if options.shape is None and options.layers is not None:
+        raise UsageError("--layers needs --shape: add --shape 7b or 8b, or omit it")
     if "report" in (options.study or ()):
         return
     if any(one is not None for one in (options.report, options.answers, options.model_id)):

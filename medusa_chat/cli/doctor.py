@@ -14,8 +14,10 @@ from typing import Any
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.cpu import cpu_name
+from medusa_chat.checkpoints.layouts.headers import read_header
+from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
-from medusa_chat.errors import DeviceError, first_line
+from medusa_chat.errors import DeviceError, ModelError, first_line
 from medusa_chat.trees import tuning_store
 from medusa_chat.units import gb
 
@@ -39,6 +41,7 @@ DEMO_FILES = (
     "medusa_lm_head.safetensors",
     "medusa_calibration.json",
 )
+NO_COMPILER = "none (decoding in fp32 is faster with gcc or clang, except on Windows)"
 
 
 @dataclass
@@ -87,7 +90,7 @@ def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = 
 
 
 def examine() -> Report:
-    """Examine the machine; nothing is changed and nothing leaves it."""
+    """Examine the machine; nothing stays changed and nothing leaves it."""
     report = Report()
     report.sections["program"] = _program()
     report.sections["packages"] = {name: _version(name) for name in PACKAGES}
@@ -100,9 +103,7 @@ def examine() -> Report:
     report.sections["cpu"] = {
         "model": cpu_name(),
         "cores": os.cpu_count(),
-        "C compiler": " ".join(
-            native_build.compiler() or ["none (decoding in fp32 is faster with gcc or clang)"]
-        ),
+        "C compiler": " ".join(native_build.compiler() or [NO_COMPILER]),
     }
     missing = [name for name, found in report.sections["packages"].items() if found is None]
     if missing:
@@ -203,17 +204,9 @@ def is_whole(file: Path) -> bool:
     header does."""
     try:
         if file.suffix == ".safetensors":
-            return file.stat().st_size == _safetensors_size(file)
-        json.loads(file.read_bytes())
+            read_header(LocalFolder(file.parent), file.name)
+        else:
+            json.loads(file.read_bytes())
         return True
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, RecursionError, ModelError):
         return False
-
-
-def _safetensors_size(file: Path) -> int:
-    """Bytes a safetensors file must have, by its header."""
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(min(length, 100_000_000)))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return int(8 + length + max(ends, default=0))

@@ -18,7 +18,7 @@ from medusa_chat.cli.options import (
     values_of,
 )
 from medusa_chat.cli.prompts import as_asked, read_prompts
-from medusa_chat.cli.terminal import answer, load, opened, require_folder
+from medusa_chat.cli.terminal import answer, opened, require_folder, show_load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.requests import Reply
@@ -68,6 +68,7 @@ class DecodingOptions:
     temperature: Annotated[float, Option(help="0 to 2; 0: greedy.")] = 0.0
     top_p: Annotated[float, Option(help="0 to 1; 1: off.")] = 1.0
     top_k: Annotated[int, Option(help="0: off.")] = 0
+    min_p: Annotated[float, Option(help="0 to 1, of the highest probability; 0: off.")] = 0.0
     posterior_threshold: Annotated[float, Option(help="Epsilon of typical acceptance.")] = 0.09
     posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance: below 1.")] = 0.3
     tree: TreeName = "auto"
@@ -103,12 +104,16 @@ class Generate(DecodingOptions, LoadOptions, PromptOptions):
         if self.trace is not None:
             require_folder(self.trace, self.prompt_file, self.messages, self.prompts)
         with opened(self.trace) as file, closing(InProcess()) as runner:
-            load(runner, replace(request, tree=self.tree, nodes=self.nodes), self.verbose)
+            load = replace(request, tree=self.tree, nodes=self.nodes)
+            show_load(runner.run(load), self.verbose)
             with suppress(OSError):  # a pipe or a device has no old text
                 file and file.truncate(0)
             for number, prompt in enumerate(prompts, start=1):
                 try:
-                    answer(runner, Reply(prompt, settings), self.as_json, file, self.verbose)
+                    asked = Reply(prompt, settings)
+                    _, is_stopped = answer(runner, asked, self.as_json, file, self.verbose)
                 except UsageError as error:
                     where = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
                     raise type(error)(f"{where}{error}") from None
+                if is_stopped:
+                    raise KeyboardInterrupt

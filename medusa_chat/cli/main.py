@@ -23,6 +23,7 @@ from medusa_chat import __version__
 from medusa_chat.checkpoints import inspection
 from medusa_chat.cli.bench import Bench
 from medusa_chat.cli.calibrate import Calibrate
+from medusa_chat.cli.chat import Chat
 from medusa_chat.cli.doctor import doctor
 from medusa_chat.cli.export import Export
 from medusa_chat.cli.generate import Generate
@@ -63,7 +64,7 @@ app = Typer(
 )
 
 app.add_typer(models)
-for command in (Train, Calibrate, Export, Bench, Ui, Generate):
+for command in (Train, Calibrate, Export, Bench, Ui, Generate, Chat):
     app.command()(command)
 
 
@@ -72,11 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in GROUP_FLAGS):
         arguments.insert(0, "ui")
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-        if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character
+    _set_streams()
     try:
         _end_in_order()
         command = _parser()(arguments, prog_name="medusa-chat", standalone_mode=False)
@@ -95,12 +92,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Abort):
         return 130
     except OSError as error:  # the reader of our output closed it, as `head` does, or it is full
-        if error.errno not in UNWRITTEN:
+        code = error.errno
+        if sys.platform == "win32" and code == errno.EINVAL and not sys.stdout.isatty():
+            code = errno.EPIPE  # what Windows calls a pipe without a reader
+        if code not in UNWRITTEN:
             raise
-        if error.errno != errno.EPIPE:
+        if code != errno.EPIPE:
             note(f"cannot write the output: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _set_streams() -> None:
+    """Make a stream of what was closed, and of what no terminal reads or writes UTF-8: Windows has
+    an alphabet of 256 characters there."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None and name != "stdin":  # it was closed
+            setattr(sys, name, stream := open(os.devnull, "w", encoding="utf-8"))
+        if not hasattr(stream, "reconfigure"):
+            continue
+        if sys.platform == "win32" and not stream.isatty():
+            stream.reconfigure(encoding="utf-8", errors="replace")
+        elif name != "stdin":
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character
 
 
 @cache

@@ -22,10 +22,10 @@ from medusa_chat.cli.options import (
     prepare_process,
     value,
 )
-from medusa_chat.cli.progress_line import note
-from medusa_chat.cli.pull_progress import shown
+from medusa_chat.cli.progress_line import note, pulling
 from medusa_chat.cli.terminal import CONTROLS
 from medusa_chat.errors import ModelError
+from medusa_chat.gguf_files import first_part
 from medusa_chat.hub import (
     CachedModel,
     DownloadPlan,
@@ -105,7 +105,7 @@ def pull_model(
     require_decodable(needs)
     start, fetched = time.monotonic(), 0
     with closing(pull(needs)) as events:
-        for event in shown(events):
+        for event in pulling(events):
             fetched = event.done
     result = pulled_row(needs, fetched, time.monotonic() - start)
     if as_json:
@@ -120,7 +120,7 @@ def remove_model(repo: HubId, data_dir: DataDir = None, as_json: AsJson = False)
     yours stays, and so does a backbone, because other checkpoints may need it; of heads that ship
     with medusa-chat the backbone goes."""
     prepare_process(data_dir=data_dir)
-    there = repo_of(repo)  # of heads that ship the backbone is what was fetched
+    there = repo_of(repo := first_part(repo))  # of heads that ship the backbone is what was fetched
     freed = sum(kept_copies.remove(name) for name in {repo, there})
     try:
         freed += remove(there)

@@ -6,16 +6,24 @@ import time
 from collections.abc import Iterable, Iterator
 
 from medusa_chat.decoding.events import Event, Reading, Told
+from medusa_chat.hub import DownloadEvent
 from medusa_chat.messages import LoadPhase
 from medusa_chat.units import transfer
 
-CLEARED = "\r\x1b[K"  # back to the start of the terminal's line, which is emptied
 LINE_SECONDS = 10.0  # between lines of progress that go to a file
 
 
 def note(message: str) -> None:
     """One line on stderr."""
     print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
+
+
+def cleared() -> str:
+    """Back to the start of the terminal's line, which is emptied; by spaces on Windows, where not
+    every console obeys an escape code."""
+    if sys.platform == "win32":
+        return f"\r{' ' * (shutil.get_terminal_size().columns - 1)}\r"
+    return "\r\x1b[K"
 
 
 class ProgressLine:
@@ -32,16 +40,20 @@ class ProgressLine:
         """Say `text` instead of what was said before, where stderr is a terminal."""
         if sys.stderr.isatty():
             self._is_open = True
-            shown = text[: shutil.get_terminal_size().columns - 1]  # a second row would stay
-            print(f"{CLEARED}{shown}", end="", file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # a second row would stay
+            print(f"{cleared()}{text[:width]}", end="", file=sys.stderr, flush=True)
 
     def show_bytes(self, phase: LoadPhase) -> None:
         """What is done, told once, then bytes, speed and time left."""
-        if phase.note != self._note:
-            self.clear()
-            self._note = phase.note
-            note(phase.note)
+        self.note_once(phase.note)
         self.tell("  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)]))
+
+    def note_once(self, text: str) -> None:
+        """A line that stays, unless it was the last one; nothing for an empty one."""
+        if text and text != self._note:
+            self.clear()
+            self._note = text
+            note(text)
 
     def tell(self, text: str) -> None:
         """As `show`, elsewhere than in a terminal a line of its own now and then."""
@@ -54,7 +66,26 @@ class ProgressLine:
         """Clear the line that changed."""
         if self._is_open:
             self._is_open = False
-            print(CLEARED, end="", file=sys.stderr, flush=True)
+            print(cleared(), end="", file=sys.stderr, flush=True)
+
+
+def pulling(events: Iterable[DownloadEvent]) -> Iterator[DownloadEvent]:
+    """The events of a download, which are shown."""
+    line = ProgressLine()
+    for event in events:
+        line.note_once(event.note)
+        line.tell(download_line(event))
+        yield event
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+
+
+def download_line(event: DownloadEvent) -> str:
+    """Bytes, speed, time left and file, for one line of a terminal."""
+    parts = transfer(event.done, event.total, event.speed)
+    if event.phase in ("check", "wait"):
+        parts.append({"check": "checking existing files", "wait": "waiting"}[event.phase])
+    return "  ".join([*parts, event.file])[:100]
 
 
 def with_progress(events: Iterable[Told]) -> Iterator[Event]:

@@ -16,18 +16,14 @@ from typing import TextIO
 from medusa_chat.cli.progress_line import ProgressLine, note, with_progress
 from medusa_chat.decoding.events import Event, Finished, Prefilled
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import LoadPhase, LoadRequest
+from medusa_chat.messages import LoadPhase
+from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.trace_line import to_json
 
 # Control characters, which a terminal would obey instead of print; tab and newline stay.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
-
-
-def load(runner: Runner, request: LoadRequest, verbose: bool = False) -> None:
-    """Load the model in this process, and show how far it is as `show_load` does."""
-    show_load(runner.run(request), verbose)
 
 
 def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
@@ -52,8 +48,10 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
 
 def answer(
     runner: Runner, asked: Reply, as_json: bool, trace: TextIO | None, verbose: bool = False
-) -> None:
-    """Print one answer as it comes. Ctrl-C ends it in order: the trace is whole, exit code 130."""
+) -> tuple[Finished | None, bool]:
+    """Print one answer as it comes. (Its end, None where there was none; whether Ctrl-C stopped
+    it, which it does in order: the trace is whole.)"""
+    last = None
     with (
         stopping(runner.stop) as is_stopped,
         closing(runner.run(asked)) as events,
@@ -67,17 +65,21 @@ def answer(
                 print(line, flush=True)
             else:
                 show(event, verbose)
-            if isinstance(event, Finished) and event.reason == "error":
-                raise MedusaChatError(event.message or "decoding failed")
-    if is_stopped():
-        raise KeyboardInterrupt
+            if isinstance(event, Finished):
+                last = event
+                if event.reason == "error":
+                    raise MedusaChatError(event.message or "decoding failed")
+    return last, is_stopped()
 
 
 def show(event: Event, verbose: bool = False) -> None:
     """Text to stdout as it comes, the figures to stderr at the end; before the answer what was
-    chosen for it, in a terminal where it is verbose."""
-    if isinstance(event, Prefilled) and (verbose or not sys.stderr.isatty()):
-        print(choices(event), file=sys.stderr, flush=True)
+    chosen for it, in a terminal where it is verbose, and that not all of the prompt was read."""
+    if isinstance(event, Prefilled):
+        if verbose or not sys.stderr.isatty():
+            print(choices(event), file=sys.stderr, flush=True)
+        if event.left_out:
+            note(f"the context is full: {event.left_out} of the oldest messages are left out")
     text = event.tail + "\n" if isinstance(event, Finished) else event.text
     print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
     if isinstance(event, Finished):
@@ -157,7 +159,7 @@ def require_folder(file: Path, *read: Path | None) -> None:
         raise UsageError(f"cannot write {file}: its folder does not exist")
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    if not (os.access(file, os.W_OK) if file.exists() else can_write(file.parent)):
         raise UsageError(f"cannot write {file}: you may not write there")
     if file.exists() and any(one and one.exists() and one.samefile(file) for one in read):
         raise UsageError(f"{file} is what is read: give another file for what is written")

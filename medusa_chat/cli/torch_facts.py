@@ -1,13 +1,11 @@
 """What torch says of this machine's processor and devices, for `medusa-chat doctor`."""
 
-import shutil
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints.devices import has_fast_bf16
+from medusa_chat.checkpoints.devices import cuda_remedy, has_fast_bf16
+from medusa_chat.checkpoints.gpus import has_nvidia_driver
 
 
 def processor() -> dict[str, Any]:
@@ -34,30 +32,10 @@ def _says_yes(question: str) -> bool | None:
 def devices(problems: list[str]) -> dict[str, Any]:
     """The devices that torch sees. problems: a remedy is added where a GPU is not usable."""
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    if _has_nvidia_driver() and not torch.cuda.is_available():
-        problems.append(_cuda_remedy(torch.__version__, torch.version.cuda))
+    problems += cuda_remedy()
     return {
         "torch is built for": torch.version.cuda or getattr(torch.version, "hip", None) or "cpu",
-        "nvidia driver": _has_nvidia_driver(),
+        "nvidia driver": has_nvidia_driver(),
         "cuda": names,
         "mps": torch.backends.mps.is_available(),
     }
-
-
-def _has_nvidia_driver() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
-
-
-def _cuda_remedy(version: str, cuda: str | None) -> str:
-    release = version.partition("+")[0]
-    if cuda is not None:
-        return f"torch {version} finds no GPU: its CUDA {cuda} needs a newer NVIDIA driver"
-    if sys.platform == "linux":
-        return (
-            f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "
-            f"pip install --force-reinstall torch=={release}"
-        )
-    return (
-        f"there is an NVIDIA driver, but torch {version} is a CPU-only build: "
-        f"install torch {release} with the line that pytorch.org/get-started/locally gives"
-    )

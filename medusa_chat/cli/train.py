@@ -93,9 +93,6 @@ class RecipeOptions:
     self_talk: Annotated[
         int | None, count("With --distill: let the backbone write N more prompts.")
     ] = None
-    soft_targets: Annotated[
-        int | None, value("K", "Use the backbone's top K tokens as targets.")
-    ] = None
     epochs: Annotated[int | None, count("Passes over the data.")] = None
     max_steps: Annotated[int | None, count("Number of steps, instead of --epochs.")] = None
     batch_tokens: Annotated[int | None, count("Tokens per batch.")] = None

@@ -155,8 +155,7 @@ def plan_lines(event: Any) -> list[str]:
         f"recipe {event.recipe}",
         f"data     {event.rows:,} rows to learn, {event.held_out:,} held out; {event.tokens:,} "
         f"tokens, {event.labels:,} of them labels",
-        f"time     {event.steps:,} steps, about {duration(event.seconds)}, estimated from one "
-        "timed batch",
+        f"steps    {event.steps:,}",
         f"memory   about {gb(event.memory_bytes)}",
         f"disk     about {gb(event.disk_bytes)} of {gb(event.free_bytes)} free",
         *(f"note     {sentence}" for sentence in event.notes),

@@ -1,7 +1,7 @@
 """`medusa-chat ui`: the page, which runs without a command too."""
 
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -46,8 +46,11 @@ class Ui(LoadOptions, UiOptions):
         """Load the model and serve the page until Ctrl-C. Returns the exit code."""
         request = self.load_request()
         login = parse_auth(self.auth)
-        with closing(Session(WorkerProcess(), tunes=True)) as session:
-            _tell_failure(session.submit(request))  # the worker loads while gradio is imported
+        with ExitStack() as stack:
+            session = stack.enter_context(closing(Session(WorkerProcess(), tunes=True)))
+            load = session.submit(request)  # the worker loads while gradio is imported
+            stack.callback(session.cancel, load)  # before the session ends, which is no failure
+            _tell_failure(load)
             options_of, launch = _page()
             options = options_of(
                 trees=tree_names(),
@@ -68,7 +71,7 @@ def _tell_failure(load: Ticket[Any]) -> None:
 
     def tell() -> None:
         load.done.wait()
-        if load.error:
+        if load.error and not load.is_cancelled:
             note(f"{load.error}; the page stays open: choose another model there")
 
     threading.Thread(target=tell, daemon=True).start()

@@ -1,6 +1,6 @@
 """Acceptance: which nodes of a draft the backbone agrees to, and its own token after them.
 
-Samples: what top-k and top-p leave of scores, and noise that is a function of the place.
+Samples: what filters leave of scores, and noise that is a function of the place.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.draft import Draft
+from medusa_chat.decoding.filters import filtered
 from medusa_chat.decoding.settings import GenerationSettings
 
 MASK32 = 0xFFFFFFFF
@@ -46,9 +47,8 @@ TORCH = Rows()
 
 @dataclass(frozen=True)
 class VerifyInput:
-    """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node of the
-    draft; position: of the root in the text; details: whether Acceptance is to have them;
-    rows: what reads the logits."""
+    """The input of an acceptance rule. logits: the backbone's [n, V], a row for each node;
+    position: the root's in the text; details: whether Acceptance has them; rows: reads logits."""
 
     draft: Draft
     logits: Tensor
@@ -147,10 +147,9 @@ def own_tokens(given: VerifyInput) -> Tensor:
 def _drawn(scores: Tensor, given: VerifyInput) -> Tensor:
     """A sample of each row of scores [n, V], int64 [n]: the largest, with the Gumbel noise of the
     node's depth added."""
-    tensors, seed = given.draft.tensors, given.settings.seed
+    draft, seed = given.draft, given.settings.seed
     assert seed is not None, "a sampling run needs its seed resolved"
-    place, deepest = given.position + 1, given.draft.tree.depth
-    return given.rows.draw(scores, tensors.depths, deepest, place, seed)
+    return given.rows.draw(scores, draft.tensors.depths, draft.tree.depth, given.position + 1, seed)
 
 
 def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
@@ -165,9 +164,7 @@ def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
 def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
     """min(epsilon, delta * exp(-H)) of entropies float32 [n] in nats -> [n]: posterior_threshold is
     epsilon, posterior_alpha delta."""
-    return torch.clamp(
-        settings.posterior_alpha * torch.exp(-entropy), max=settings.posterior_threshold
-    )
+    return (settings.posterior_alpha * torch.exp(-entropy)).clamp(max=settings.posterior_threshold)
 
 
 def _lengths(accepted: Tensor, draft: Draft) -> Tensor:
@@ -181,20 +178,6 @@ def entropies(log_p: Tensor) -> Tensor:
     """Entropy in nats of rows of log-probabilities [n, V] -> [n] in their dtype; impossible tokens
     add nothing."""
     return -(log_p.exp() * log_p.clamp(min=IMPOSSIBLE)).sum(-1)
-
-
-def filtered(scores: Tensor, settings: GenerationSettings) -> Tensor:
-    """Top-k, then top-p: scores float32 [n, V] with what is left out at -inf."""
-    if 0 < settings.top_k < scores.shape[-1]:
-        lowest = scores.topk(settings.top_k, dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < lowest, -torch.inf)
-    if settings.top_p < 1:
-        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-        share = torch.softmax(ordered, -1)
-        beyond = share.cumsum(-1) - share >= settings.top_p
-        beyond[:, 0] = False
-        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(1, order, beyond), -torch.inf)
-    return scores
 
 
 def gumbel(seed: int | Tensor, positions: Tensor, vocabulary: int) -> Tensor:

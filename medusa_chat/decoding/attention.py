@@ -53,7 +53,8 @@ def tree_attention(
         out = F.scaled_dot_product_attention(
             folded[None], key, value, attn_mask=mask, scale=scaling
         )
-    return out.reshape(1, heads, rows, out.shape[-1]).transpose(1, 2)
+    # contiguous, for some families view it; others would flatten it by the same copy
+    return out.reshape(1, heads, rows, out.shape[-1]).transpose(1, 2).contiguous()
 
 
 def keep_cudnn_out(device: torch.device) -> None:

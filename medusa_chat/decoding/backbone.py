@@ -13,6 +13,7 @@ from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache, layer_shapes
+from medusa_chat.decoding.rope import fix_frequencies
 from medusa_chat.decoding.settings import CHUNK, CPU_CHUNK, MAX_NODES
 
 
@@ -20,22 +21,17 @@ class Backbone:
     """A causal language model, its KV cache and its masks, for one text at a time.
 
     The model is stock; attention "medusa_tree" is ours (see attention.py), "sdpa" and "eager"
-    transformers'. Raises ModelError for a family whose attention cannot hold a
-    tree.
+    transformers'. Raises ModelError for a family whose attention cannot hold a tree.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        context: int,
-        implementation: str = attention.NAME,
-    ):
+    def __init__(self, model: Any, context: int, implementation: str = attention.NAME) -> None:
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
         if needs_eager(self.config):
             implementation = "eager"
         self.attend_by(implementation)
+        fix_frequencies(model, context)
         self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         self.rows = Rows()  # what reads its logits; a load on CUDA puts kernels there

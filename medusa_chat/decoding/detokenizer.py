@@ -6,12 +6,12 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from medusa_chat.decoding.events import (
+    DraftRecord,
     Finished,
     Prefilled,
     Reading,
     Reason,
     Stats,
-    Step,
     Told,
     changed,
 )
@@ -20,8 +20,9 @@ from medusa_chat.decoding.events import (
 class TextStream:
     """Token ids in, printable text out.
 
-    An incomplete character, and text that may be the beginning of a stop string, is held back.
-    Nothing is given from a stop string on.
+    An incomplete character, and text that may be the beginning of a stop string, is held back; at
+    the end so is a U+FFFD of the answer's own, which looks like one. Nothing is given from a stop
+    string on.
 
     >>> stream = TextStream(tokenizer, stop=("###",))
     >>> text = "".join(stream.push(token) for token in ids) + stream.tail()
@@ -129,10 +130,9 @@ def with_text(
                 yield changed(event, token_ids=tuple(fresh), text=text)
             else:
                 steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
-                cut = changed(event, token_ids=tuple(fresh), text=text)
-                if stream.is_stopped:
-                    cut = changed(cut, path=event.path[: len(fresh) + 1])
-                yield _named(cut, texts)
+                path = event.path[: len(fresh) + 1] if stream.is_stopped else event.path
+                draft = event.draft and _named(event.draft, texts)
+                yield changed(event, token_ids=tuple(fresh), text=text, path=path, draft=draft)
         if stream.is_stopped or is_last:
             events.close()
             tail = stream.tail()
@@ -154,8 +154,6 @@ def _push(stream: TextStream, ids: Sequence[int]) -> tuple[list[int], str]:
     return used, text
 
 
-def _named(step: Step, texts: TokenTexts) -> Step:
-    """The step with the text of every node of its draft."""
-    if step.draft is None:
-        return step
-    return changed(step, draft=changed(step.draft, texts=tuple(map(texts, step.draft.tokens))))
+def _named(draft: DraftRecord, texts: TokenTexts) -> DraftRecord:
+    """The draft with the text of every node."""
+    return changed(draft, texts=tuple(map(texts, draft.tokens)))

@@ -161,16 +161,13 @@ class Drafter(Protocol):
         tokens: the ids added to the text since the last call (at first the prompt), the root last.
         depth: the largest that the context has room for.
         """
-        ...
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's state
         from which the root was predicted."""
-        ...
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         """Account for the last step: its number of nodes, and the accepted ones, the root first."""
-        ...
 
 
 class Autoregressive:

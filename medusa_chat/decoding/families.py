@@ -8,7 +8,7 @@ LAYER_KINDS = {"full_attention", "sliding_attention"}
 # families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
 RECURRENT = (
     "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
-    "lfm2 lfm2_moe qwen3_next qwen3_5 nemotron_h xlstm minimax falcon_h1 kimi_linear"
+    "lfm2 lfm2_moe qwen3_next qwen3_5 qwen3_5_moe nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
 ALIBI = ("bloom", "mpt")
 UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
@@ -18,12 +18,22 @@ def refuse_unfit(config: Any) -> None:
     """Raise ModelError for a model family that tree attention does not support."""
     family = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if family in RECURRENT or not kinds <= LAYER_KINDS:
+    if family in UNPROVEN:
+        why = "its local attention is not tested with tree attention"
+    elif family in ("gemma3n", "gemma3n_text") or getattr(config, "num_kv_shared_layers", None):
+        why = "layers that share their keys and values do not work with our cache"
+    elif family == "mllama":
+        why = "its layers that attend to pictures (cross attention) do not work with our cache"
+    elif family == "paligemma":
+        why = "it attends a prompt both ways, which our cache cannot hold"
+    elif getattr(config, "is_encoder_decoder", False):
+        why = "it has an encoder, and only decoders are"
+    elif family in RECURRENT or not kinds <= LAYER_KINDS:
         why = "its recurrent state does not work with tree attention"
+    elif getattr(config, "vision_config", None) and family != "phi4_multimodal":
+        why = "a vision-language model whose text part is not a model of its own"
     elif family in ALIBI or getattr(config, "alibi", False):
         why = "ALiBi position encodings do not work with tree attention"
-    elif family in UNPROVEN:
-        why = "its local attention is not tested with tree attention"
     else:
         return
     raise ModelError(f"model family {family} is not supported: {why}")
@@ -37,9 +47,11 @@ def needs_eager(config: Any) -> bool:
 
 
 def windows(config: Any) -> tuple[int | None, ...]:
-    """The attention windows of the layers: None for full attention, else its width."""
+    """The attention windows of the layers: None for full attention, else its width. What the class
+    of the config does not know is a stray key of the file, which transformers ignores."""
     width = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
+    has_windows = hasattr(type(config), "sliding_window") or hasattr(type(config), "layer_types")
+    if not has_windows or getattr(config, "use_sliding_window", True) is False:
         width = None
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

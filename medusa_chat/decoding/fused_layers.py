@@ -49,24 +49,20 @@ class LayerOps:
         return hidden, norm(hidden)
 
     def turned(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        heads: tuple[int, int],
-        cache: Any,
-        index: int,
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], cache: Any, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotate queries and keys by their positions, and write keys and values to the cache.
 
-        qkv [1, n, (H + 2 H_kv) D]; cos and sin [1, n, D], the sign of rotate_half in sin; heads: H
-        and H_kv; index: of the layer in the cache (or None) -> queries [1, H, n, D], and keys and
-        values [1, H_kv, s, D] to read, in the dtype of qkv.
+        qkv [1, n, (H + 2 H_kv) D]; cos and sin [1, n, R], the sign of rotate_half in sin, of the
+        first R numbers of a head: those behind stay; heads: H and H_kv; index: of the layer in the
+        cache (or None) -> queries [1, H, n, D], and keys and values [1, H_kv, s, D] to read, in the
+        dtype of qkv.
         """
-        split = qkv.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)  # [1, H + 2 H_kv, n, D]
-        moved = split[:, : sum(heads)]
-        swapped = torch.roll(moved, cos.shape[-1] // 2, -1)
-        query, key = torch.addcmul(moved * cos, swapped, sin).split(heads, 1)
+        whole, rotary = heads[0] + 2 * heads[1], cos.shape[-1]
+        split = qkv.unflatten(-1, (whole, -1)).transpose(1, 2)  # [1, H + 2 H_kv, n, D]
+        moved, rest = split[:, : sum(heads), :, :rotary], split[:, : sum(heads), :, rotary:]
+        moved = torch.addcmul(moved * cos, torch.roll(moved, rotary // 2, -1), sin)
+        query, key = (torch.cat((moved, rest), -1) if rest.numel() else moved).split(heads, 1)
         value = split[:, sum(heads) :]
         if cache is not None:
             key, value = cache.update(key, value, index)
@@ -116,7 +112,7 @@ class FusedLayer(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """hidden_states [1, q, d], attention_mask as the attention function takes it,
-        position_embeddings (cos, sin) [1, q, D], kwargs the stock layer's -> [1, q, d], all in the
+        position_embeddings (cos, sin) [1, q, R], kwargs the stock layer's -> [1, q, d], all in the
         layer's dtype."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
@@ -128,7 +124,7 @@ class FusedLayer(nn.Module):
             )
             return out
         cos, sin = position_embeddings
-        angles = cos, sin * self.sign
+        angles = cos, self.signed(sin)
         hidden, delta = self.run(hidden_states, None, attention_mask, past_key_values, angles)
         return hidden + delta
 
@@ -141,22 +137,20 @@ class FusedLayer(nn.Module):
         angles: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """hidden [1, q, d] and what the layer before adds to it; angles: cos and signed sin
-        [1, q, D] -> the same two after this layer, all in its dtype."""
+        [1, q, R] -> the same two after this layer, all in its dtype."""
         if delta is None:
             x = self.before(hidden)
         else:
             hidden, x = self.ops.add_norm(hidden, delta, self.before)
-        hidden, x = self.ops.add_norm(hidden, self._attend(x, mask, cache, angles), self.after)
-        return hidden, self.down(self.ops.gated(self.gate_up(x)))
-
-    def _attend(
-        self, x: Tensor, mask: Tensor | None, cache: Any, angles: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """The attention block: x [1, q, d] -> [1, q, d]."""
         read = self.ops.turned(self.qkv(x), *angles, self.heads, cache, self.index)
         mixed = OURS[self.config._attn_implementation](*read, mask, self.scaling)
-        out: Tensor = self.out(mixed.flatten(2))
-        return out
+        hidden, x = self.ops.add_norm(hidden, self.out(mixed.flatten(2)), self.after)
+        return hidden, self.down(self.ops.gated(self.gate_up(x)))
+
+    def signed(self, sin: Tensor) -> Tensor:
+        """sin [1, q, R] with the sign of rotate_half."""
+        beside = (self.head_dim - sin.shape[-1]) // 2
+        return sin * (self.sign[beside:-beside] if beside else self.sign)
 
 
 class FusedDecoder:
@@ -181,7 +175,7 @@ class FusedDecoder:
             attention_mask = fold(attention_mask, self.groups)  # for all layers
         hidden, delta = stock.embed_tokens(input_ids), None
         cos, sin = stock.rotary_emb(hidden, position_ids=position_ids)
-        angles = cos, sin * stock.layers[0].sign
+        angles = cos, stock.layers[0].signed(sin)
         for layer in stock.layers:
             hidden, delta = layer.run(hidden, delta, attention_mask, past_key_values, angles)
         _, normed = layer.ops.add_norm(hidden, delta, stock.norm)

@@ -1,6 +1,7 @@
 """MedusaHeads: the extra heads, all of them as one batched product."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class MedusaHeads(nn.Module):
         root = torch.zeros(heads, hidden, hidden, dtype=dtype) if has_root else None
         self.root_weight: nn.Parameter | None
         self.register_parameter("root_weight", None if root is None else nn.Parameter(root))
-        self.embed: RootEmbedding | None = None
+        self.embed: Callable[[Tensor], Tensor] | None = None
         own = None
         if vocabulary is not None:
             own = nn.Parameter(torch.zeros(1 if one_lm else heads, vocabulary, hidden, dtype=dtype))
@@ -69,7 +70,7 @@ class MedusaHeads(nn.Module):
     def read_roots(self, embedding: nn.Module) -> None:
         """Take the backbone's embedding (int64 [n] -> [n, d]), where the heads read the root."""
         if self.root_weight is not None:
-            self.embed = RootEmbedding(embedding)
+            self.embed = partial(embedded, embedding)  # no submodule: it is the backbone's
 
     def hidden_states(self, hidden: Tensor, roots: Tensor, heads: int | None = None) -> Tensor:
         """hidden [n, d] and roots int64 [n] -> [K, n, d], the input of the LM head of each of the
@@ -197,16 +198,9 @@ def half_precision(hidden: Tensor) -> torch.autocast:
     return torch.autocast(hidden.device.type, torch.bfloat16, enabled=is_half)
 
 
-class RootEmbedding:
-    """The backbone's embedding of roots, each vector scaled to a root mean square of 1, since
-    models differ in the size of their embeddings. It holds no parameters of its own."""
-
-    def __init__(self, embedding: nn.Module) -> None:
-        """embedding: int64 [n] -> [n, d], the backbone's."""
-        self._embed = embedding
-
-    def __call__(self, roots: Tensor) -> Tensor:
-        """roots int64 [n] -> [n, d] in the embedding's dtype."""
-        with torch.no_grad():
-            found: Tensor = self._embed(roots)
-            return F.rms_norm(found, found.shape[-1:], eps=1e-8)
+@torch.no_grad()
+def embedded(embedding: nn.Module, roots: Tensor) -> Tensor:
+    """The backbone's embedding of roots int64 [n] -> [n, d] in its dtype, each vector scaled to a
+    root mean square of 1, since models differ in the size of their embeddings."""
+    found: Tensor = embedding(roots)
+    return F.rms_norm(found, found.shape[-1:], eps=1e-8)

@@ -1,14 +1,15 @@
 """KVCache: preallocated keys and values; the accepted rows of a step are moved into place."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from medusa_chat.errors import ModelError
+from medusa_chat.errors import ModelError, first_line
 
 
 class Layer(CacheLayerMixin):
@@ -151,8 +152,8 @@ class KVCache:
             block[:, :, :, self.length :] = 0
 
     def crop(self, length: int) -> None:
-        """Forget everything after `length` positions."""
-        self.length = min(self.length, length)
+        """Forget everything after the first `length` of the valid positions."""
+        self.length = length
 
 
 @torch.no_grad()
@@ -161,11 +162,26 @@ def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]
     ModelError for a family that has none."""
     cache = DynamicCache(config=config)
     probe = torch.zeros(1, 1, dtype=torch.long, device=device)
-    try:
+    with refused(config, "a pass over one token fails"):
         decoder(input_ids=probe, past_key_values=cache, use_cache=True)
-        read = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-        return [Shape(tensor.shape[1], tensor.shape[3], tensor.device) for tensor in read]
-    except (AttributeError, TypeError) as error:
+    read = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    if not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in read):
         raise ModelError(
-            f"model family {config.model_type} is not supported: it has no standard key-value cache"
+            f"model family {config.model_type} is not supported: it has no standard key-value "
+            "cache, with keys and values of its own in every layer"
+        )
+    return [Shape(tensor.shape[1], tensor.shape[3], tensor.device) for tensor in read]
+
+
+@contextmanager
+def refused(config: Any, what: str) -> Iterator[None]:
+    """Turn what a family's own code raises in a pass into a ModelError, but for memory that runs
+    out and a device that is lost."""
+    try:
+        yield
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"model family {config.model_type} is not supported: {what}: {first_line(error)}"
         ) from error

@@ -9,6 +9,7 @@ from medusa_chat.ranges import require_ranges, within
 
 DRAFTER_NAMES = ("auto", "medusa", "prompt-lookup", "none")
 ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
+GREEDY = 1e-3  # a temperature below it decodes greedily
 MAX_NODES = 256
 CHUNK = 512  # tokens of a prompt that one pass reads
 CPU_CHUNK = 256  # on a CPU, whose cache then holds most of what the pass computes
@@ -31,6 +32,7 @@ class GenerationSettings:
     temperature: float = within(0.0, 2.0, 0.0)
     top_p: float = within(0.0, 1.0, 1.0)
     top_k: int = within(0, 1_000_000, 0)
+    min_p: float = within(0.0, 1.0, 0.0)
     posterior_threshold: float = within(0.0, 1.0, 0.09)
     posterior_alpha: float = within(0.0, 1.0, 0.3, is_open=True)
     tree: str = "auto"
@@ -51,7 +53,7 @@ class GenerationSettings:
     @cached_property
     def is_greedy(self) -> bool:
         """Whether the temperature makes every acceptance plain greedy decoding."""
-        return self.temperature < 1e-3
+        return self.temperature < GREEDY
 
     @cached_property
     def scale(self) -> float:

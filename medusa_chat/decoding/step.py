@@ -44,7 +44,6 @@ class StepBackend(Protocol):
     def step(self, state: DecodeState, plan: Plan) -> StepResult:
         """One step: draft, pass, acceptance. Accepted rows are in the cache afterwards, and `state`
         describes the position after them."""
-        ...
 
 
 def run_step(

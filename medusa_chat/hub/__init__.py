@@ -14,28 +14,3 @@ from medusa_chat.hub.removal import remove
 from medusa_chat.hub.repo_files import is_repo_id
 from medusa_chat.hub.repo_plan import FilePlan, RepoPlan, plan_repo
 from medusa_chat.units import gb
-
-__all__ = [
-    "CachedModel",
-    "DownloadEvent",
-    "DownloadPlan",
-    "FilePlan",
-    "Found",
-    "HubError",
-    "HubSource",
-    "RepoPlan",
-    "cached",
-    "find",
-    "free_bytes",
-    "gb",
-    "cached_folder",
-    "is_offline",
-    "is_repo_id",
-    "last_search",
-    "plan",
-    "plan_repo",
-    "pull",
-    "remove",
-    "resolve",
-    "search",
-]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.gguf_files import is_gguf, split_name
+from medusa_chat.gguf_files import parts_of, split_name, whole_files
 from medusa_chat.hub import repo_files
 from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.environment import constants
@@ -77,8 +77,8 @@ def cached_folder(repo: str) -> Path | None:
     repo, file = split_name(repo)
     preset = model_preset(repo)
     folder = find(repo, preset.revision if preset else None) or find(repo)
-    is_there = folder is not None and (file is None or (folder / file).is_file())
-    return folder if is_there else None
+    parts = parts_of(file) if file else ()
+    return folder if folder and all((folder / part).is_file() for part in parts) else None
 
 
 def resolve(repo: str) -> Path:
@@ -104,7 +104,7 @@ def is_whole(folder: Path) -> bool:
         return False
     weights = repo_files.weight_files(names, content)
     is_model = bool(weights) and repo_files.config_file(names) in names
-    return is_model or bool(repo_files.heads_files(names)) or any(map(is_gguf, names))
+    return is_model or bool(repo_files.heads_files(names)) or bool(whole_files(names))
 
 
 def cached_ids() -> tuple[str, ...]:

@@ -129,12 +129,12 @@ def _link_snapshot(part: RepoPlan) -> None:
         if blob in moved:  # another file has the same content
             partial = place.with_name(f"{place.name}.part")
             shutil.copyfile(moved[blob], partial)
-            os.replace(partial, place)
+            paths.replace(partial, place)
             continue
         try:
             os.symlink(os.path.relpath(blob, place.parent), place)
         except OSError:  # the file itself, as huggingface_hub does it
-            os.replace(blob, place)
+            paths.replace(blob, place)
             moved[blob] = place
     if part.revision != part.sha:
         paths.write_text(part.storage / "refs" / part.revision, part.sha)

@@ -6,7 +6,7 @@ and its parse_safetensors_file_metadata reads no pickles and checks no offsets.
 
 from collections.abc import Mapping
 
-from medusa_chat.gguf_files import split_name
+from medusa_chat.gguf_files import parts_of, split_name
 from medusa_chat.hub.cache import folder_of
 from medusa_chat.hub.client import file_path, get
 from medusa_chat.hub.errors import HubError
@@ -29,7 +29,7 @@ class HubSource:
         self.name = repo
         self.sha = found.sha
         self.gated = found.gated
-        kept = found.names if named is None else (named, ABOUT)
+        kept = found.names if named is None else (*parts_of(named), ABOUT)
         self._files: dict[str, RepoFile] = {f.name: f for f in found.files if f.name in kept}
         if named is not None and named not in self._files:
             raise HubError(f"{repo} has no file {named}", "missing")

@@ -2,7 +2,7 @@
 
 import shutil
 
-from medusa_chat.gguf_files import split_name
+from medusa_chat.gguf_files import parts_of, split_name
 from medusa_chat.hub.cache import bytes_in, cache_folder, cached_ids, find, names_in, storage
 from medusa_chat.hub.errors import HubError
 from medusa_chat.hub.repo_files import is_repo_id
@@ -33,12 +33,13 @@ def remove(repo: str) -> int:
 
 
 def _is_one_of_several(repo: str, file: str) -> bool:
-    """Whether a repo in the cache holds more than this file. Raises HubError without the file."""
+    """Whether a repo in the cache holds more than this file with all its parts. Raises HubError
+    without the file."""
     snapshot = find(repo)
     names = names_in(snapshot) if snapshot else set()
     if file not in names:
         raise HubError(f"{repo}/{file} is not in the cache: see medusa-chat models list", "missing")
-    return names != {file}
+    return names != set(parts_of(file))
 
 
 def _remove_file(repo: str, file: str) -> int:
@@ -47,8 +48,10 @@ def _remove_file(repo: str, file: str) -> int:
     before = bytes_in(cache_folder())
     place = snapshot / file
     try:
-        for path in {place.resolve(), place}:
-            path.unlink(missing_ok=True)
+        for part in parts_of(file):
+            place = snapshot / part
+            for path in {place.resolve(), place}:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise HubError(
             f"{place} cannot be removed ({error.strerror}): check its owner", "disk"

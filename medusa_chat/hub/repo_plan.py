@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.gguf_files import choose_in_repo, is_gguf, split_name
+from medusa_chat.gguf_files import choose_file, is_gguf, parts_of, split_name
 from medusa_chat.hub import repo_files as files
 from medusa_chat.hub.cache import MAX_JSON, folder_of, parse_json, read_json, storage
 from medusa_chat.hub.catalog import model_preset
@@ -106,19 +106,20 @@ def _is_gguf_repo(repo: Repo, role: str | None) -> bool:
     has_heads = role is None and bool(files.heads_files(repo.names))
     if has_heads or files.weight_files(repo.names):
         return False
-    return choose_in_repo({file.name: file.size for file in repo.files})[0] is not None
+    return choose_file({file.name: file.size for file in repo.files})[0] is not None
 
 
 def _gguf_plan(repo: Repo, role: str, refusal: HubError | None, named: str | None) -> RepoPlan:
-    """One GGUF file, which holds everything."""
+    """One GGUF file with all its parts, which hold everything."""
     sizes = {file.name: file.size for file in repo.files}
-    chosen, note = (named, "") if named else choose_in_repo(sizes)
-    file = repo.file(chosen or "")
-    if file is None:
+    chosen, note = (named, "") if named else choose_file(sizes)
+    parts = parts_of(chosen or "")
+    if missing := [part for part in parts if part not in sizes]:
         others = [name for name in sizes if is_gguf(name)][:5]
         hint = f"it has {', '.join(others)}" if others else "it has no GGUF file"
-        raise HubError(f"{repo.id} has no model in {named or 'a GGUF file'}: {hint}", "missing")
-    items = _items(repo, [file])
+        what = missing[0] or "model in a GGUF file"
+        raise HubError(f"{repo.id} has no {what}: {hint}", "missing")
+    items = _items(repo, [file for file in repo.files if file.name in parts])
     return RepoPlan(
         *(repo.id, repo.revision, repo.sha, role, items, repo.gated, refusal, named, note)
     )

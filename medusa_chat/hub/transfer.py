@@ -12,6 +12,7 @@ So its client, its headers and its lock bring the bytes into its folders. A file
 import os
 from pathlib import Path
 
+from medusa_chat import paths
 from medusa_chat.hub.cached_file import PartialFile, discard, disk_errors, is_intact, locked
 from medusa_chat.hub.client import explaining, file_path, request_headers
 from medusa_chat.hub.environment import constants
@@ -44,7 +45,7 @@ def ensure_cached(part: RepoPlan, file: RepoFile, state: TransferState, check: b
                 return
             for _ in range(2):
                 if _fetch(part, file, partial, state):
-                    os.replace(partial, blob)
+                    paths.replace(partial, blob)
                     return
                 state.note = f"{file.name} is damaged: downloading it again"
     raise HubError(

@@ -47,12 +47,12 @@ def compare(
     settings: GenerationSettings,
     *,
     plain_first: bool = True,
-    poll_seconds: float = 0.1,
+    guest: str = "",
 ) -> Iterator[Progress | Comparison]:
     """Answer plain and as `settings` say, one after the other: Progress, then one Comparison.
 
-    Yields at least every `poll_seconds`; with 0 it never waits, and the caller has to. Closing the
-    iterator stops what runs. Raises MedusaChatError when a side fails or is stopped.
+    It never waits: the caller pauses between two of them. Closing the iterator stops what runs.
+    guest: as in Session.submit. Raises MedusaChatError when a side fails or is stopped.
     """
     if settings.drafter == "none":
         raise UsageError("both sides would be plain decoding: choose another drafter than none")
@@ -65,12 +65,12 @@ def compare(
     short = min(WARM_UP_TOKENS, settings.max_new_tokens)
     for place, side in enumerate(order, 1):
         warm_up = replace(of_side[side], max_new_tokens=short)
-        ticket = session.submit(Reply(Fresh(text), warm_up))
-        yield from _follow(session, ticket, Progress(side, place, "warming up"), poll_seconds)
+        ticket = session.submit(Reply(Fresh(text), warm_up), guest)
+        yield from _follow(session, ticket, Progress(side, place, "warming up"))
     traces: dict[Side, list[Event]] = {}
     for place, side in enumerate(order, 1):
-        ticket = session.submit(Reply(Fresh(text), of_side[side]))
-        yield from _follow(session, ticket, Progress(side, place, "running"), poll_seconds)
+        ticket = session.submit(Reply(Fresh(text), of_side[side]), guest)
+        yield from _follow(session, ticket, Progress(side, place, "running"))
         traces[side] = ticket.trace
     yield compared(traces["plain"], traces["drafted"], plain_first)
 
@@ -98,14 +98,12 @@ def add_gap(found: Comparison, peek: Peek) -> Comparison:
     return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
 
 
-def _follow(
-    session: Session, ticket: Ticket[Event], begun: Progress, poll_seconds: float
-) -> Iterator[Progress]:
+def _follow(session: Session, ticket: Ticket[Event], begun: Progress) -> Iterator[Progress]:
     """The progress of one answer until it has ended well; raises why it has not."""
     taken, tokens, seconds = 0, 0, 0.0
     try:
         while True:
-            is_over = ticket.done.wait(poll_seconds)
+            is_over = ticket.done.is_set()
             for event in ticket.trace[taken:]:
                 taken += 1
                 if not isinstance(event, Finished):

@@ -4,21 +4,22 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.runtime.stored_conversation import Listed, StoredConversation
+from medusa_chat.runtime.stored_conversation import Listed, StoredConversation, excerpt_of, holds
 
 FILE = "chats.sqlite3"
 BUSY_SECONDS = 5.0
 TABLE = """
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT PRIMARY KEY, title TEXT NOT NULL, created_at REAL NOT NULL, updated_at REAL NOT NULL,
-    deleted_at REAL, words TEXT NOT NULL, body TEXT NOT NULL
-)
+    deleted_at REAL, words TEXT NOT NULL, body TEXT NOT NULL)
 """
+PRAGMAS = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON")
 INDEX = "CREATE INDEX IF NOT EXISTS newest ON conversations (updated_at)"
 SAVE = """
 INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
@@ -27,19 +28,18 @@ INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDAT
     ELSE coalesce(conversations.deleted_at, excluded.deleted_at) END
 """
 LIST = """
-SELECT id, title, updated_at FROM conversations
-WHERE deleted_at IS NULL AND instr(words, ?) ORDER BY updated_at DESC, rowid DESC LIMIT ?
+SELECT id, title, updated_at, excerpt(body, ?) FROM conversations
+WHERE deleted_at IS NULL AND holds(words, ?) ORDER BY updated_at DESC, rowid DESC LIMIT ?
 """
-FOUND = "SELECT body, created_at, updated_at FROM conversations WHERE id = ?"
+FOUND = "SELECT body, created_at, updated_at, deleted_at FROM conversations WHERE id = ?"
 COUNT = "SELECT count(*) FROM conversations WHERE deleted_at IS NULL AND id = ?"
 READ = "SELECT body, created_at, updated_at FROM conversations WHERE deleted_at IS NULL"
 DELETED = "FROM conversations WHERE deleted_at <= ?"
 
 
 class History:
-    """The conversations of this data folder's owner, by id; what guests say is never here.
-
-    A failure to write or read is told through `tell` and stands in `told`, once until a write
+    """The conversations of this data folder's owner, by id; what guests say is never here. A
+    failure to write or read is told through `tell` and stands in `told`, once until a write
     succeeds; none stops the chat. passed: how many of those told are over. Other programs may use
     the file too: see `save`.
     """
@@ -72,13 +72,39 @@ class History:
             base.execute("BEGIN IMMEDIATE")
             row = base.execute(FOUND, (id,)).fetchone()
             if row and row[0] != (before or kept).to_line():
-                other = self._checked(row)
+                other = self._checked(row[:3])
                 saved = kept.merged(other, before or StoredConversation()) if other else kept
             is_gone = is_deleted or not saved.tree.said
             times = (saved.created_at, saved.updated_at, time.time() if is_gone else None)
             base.execute(SAVE, (id, saved.title, *times, saved.words, saved.to_line()))
 
         return saved if self._write(save) else None
+
+    def add(
+        self, found: Sequence[tuple[str, StoredConversation]], taken: Container[str] = ()
+    ) -> int | None:
+        """Write conversations from elsewhere, all or none: how many, None where that failed. What
+        is here with all its messages is left out; where another one has its id, here or in `taken`,
+        it gets one that follows from what it says. Nothing that is here changes."""
+        added = 0
+
+        def add(base: sqlite3.Connection) -> None:
+            nonlocal added
+            added = 0
+            base.execute("BEGIN IMMEDIATE")
+            for id, kept in found:
+                line = kept.to_line()
+                while (row := base.execute(FOUND, (id,)).fetchone()) or id in taken or not id:
+                    here = self._checked(row[:3]) if row and row[3] is None else None
+                    if here and here.tree.contains(kept.tree):
+                        break
+                    id = sha256(f"{id}\n{line}".encode()).hexdigest()[:32]
+                else:
+                    times = (kept.created_at, kept.updated_at, None)
+                    base.execute(SAVE, (id, kept.title, *times, kept.words, line))
+                    added += 1
+
+        return added if self._write(add) else None
 
     def load(self, id: str) -> StoredConversation | None:
         """A conversation; None when there is none that can be read."""
@@ -95,8 +121,8 @@ class History:
         return [found for row in rows if (found := self._checked(row)) is not None]
 
     def listed(self, search: str = "", most: int = -1) -> list[Listed]:
-        """Conversations whose title or messages hold `search`, latest first. most: -1 for all."""
-        return [Listed(*row) for row in self._rows(LIST, (search.casefold(), most))]
+        """Conversations that hold all words of `search`, latest first. most: -1 for all."""
+        return [Listed(*row) for row in self._rows(LIST, (search, search, most))]
 
     def purge(self, seconds: float) -> list[str]:
         """Remove from the disk what was deleted so many seconds ago; the ids."""
@@ -175,11 +201,10 @@ class History:
     def _connected(self) -> sqlite3.Connection:
         base = sqlite3.connect(self.file, timeout=BUSY_SECONDS)
         try:
-            base.execute("PRAGMA journal_mode = WAL")
-            base.execute("PRAGMA synchronous = FULL")
-            base.execute("PRAGMA secure_delete = ON")
-            base.execute(TABLE)
-            base.execute(INDEX)
+            base.create_function("holds", 2, holds)
+            base.create_function("excerpt", 2, excerpt_of)
+            for line in (*PRAGMAS, TABLE, INDEX):
+                base.execute(line)
         except BaseException:
             base.close()
             raise

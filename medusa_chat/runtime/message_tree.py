@@ -8,6 +8,7 @@ from time import time_ns
 from typing import Any, Self
 
 from medusa_chat.messages import Message
+from medusa_chat.runtime.answer_figures import AnswerFigures
 
 ROLES = ("user", "assistant")
 
@@ -15,7 +16,9 @@ ROLES = ("user", "assistant")
 @dataclass(frozen=True)
 class Said:
     """One message. parent: the id of the one before it, 0 for the first. note: why it was cut
-    short. lengths: tokens and characters of each piece it came in, in turn."""
+    short. lengths: tokens and characters of each piece it came in, in turn. copied: the id of the
+    message that it says again, whose steps are its own; 0 where it is none. figures: of the model
+    that gave it."""
 
     id: int
     parent: int
@@ -23,6 +26,8 @@ class Said:
     content: str
     note: str = ""
     lengths: tuple[int, ...] = ()
+    copied: int = 0
+    figures: AnswerFigures | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The message as the store writes it."""
@@ -32,13 +37,15 @@ class Said:
     def from_json(cls, values: Any) -> Self:
         """Strictly what was written. Raises ValueError, KeyError, TypeError or AttributeError."""
         lengths = tuple(values.get("lengths", ()))
-        numbers = (values["id"], values["parent"], *lengths)
-        texts = (values["role"], values["content"], values["note"])
+        copied = values.get("copied", 0)
+        numbers = (values["id"], values["parent"], *lengths, copied)
+        texts = [values[name] for name in ("role", "content", "note")]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("it contains an invalid number")
-        if not all(isinstance(text, str) for text in texts) or values["role"] not in ROLES:
+        if not all(isinstance(text, str) for text in texts) or texts[0] not in ROLES:
             raise ValueError("it contains something that is not a message")
-        return cls(values["id"], values["parent"], *texts, lengths)
+        figures = AnswerFigures.from_json(values.get("figures"))
+        return cls(values["id"], values["parent"], *texts, lengths, copied, figures)
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,9 @@ class MessageTree:
             leaf, made = values["leaf"], values["made"]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it lacks {error}") from error
-        is_tree = all(one.parent < one.id and one.parent in (0, *said) for one in messages)
-        is_known = type(leaf) is int and leaf in (0, *said)
+        known = {0, *said}
+        is_tree = all(one.parent < one.id and one.parent in known for one in messages)
+        is_known = type(leaf) is int and leaf in known
         if not (is_tree and is_known and type(made) is int and made >= max(said, default=0)):
             raise ValueError("its messages do not form a tree")
         return cls(said, leaf, made)
@@ -90,16 +98,18 @@ class MessageTree:
         return tuple({"role": one.role, "content": one.content} for one in self.path)
 
     def plus(
-        self, role: str, content: str, note: str = "", lengths: tuple[int, ...] = ()
+        self,
+        role: str,
+        content: str,
+        note: str = "",
+        lengths: tuple[int, ...] = (),
+        copied: int = 0,
+        figures: AnswerFigures | None = None,
     ) -> "MessageTree":
         """The tree with a message more, after the last shown one, beside others after that."""
         made = max(self.made + 1 + randbelow(1000), time_ns() // 1000)
-        new = Said(made, self.leaf, role, content, note, lengths)
+        new = Said(made, self.leaf, role, content, note, lengths, copied, figures)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
-
-    def replaced(self, message: Said) -> "MessageTree":
-        """The tree with another message in the place of the one with its id."""
-        return replace(self, said={**self.said, message.id: message})
 
     def head(self, length: int) -> "MessageTree":
         """The first `length` messages are shown, the others stay reachable."""
@@ -132,6 +142,12 @@ class MessageTree:
         if leaf and leaf not in said:
             leaf = self.leaf if self.leaf in said else max(said, default=0)
         return MessageTree(said, leaf, max(self.made, other.made))
+
+    def contains(self, other: "MessageTree") -> bool:
+        """Whether all that another one says is said here, at the same places."""
+        told = {at: (one.parent, one.role, one.content) for at, one in self.said.items()}
+        theirs = other.said.items()
+        return all(told.get(at) == (one.parent, one.role, one.content) for at, one in theirs)
 
     def versions(self, message: int) -> tuple[int, ...]:
         """A message and its other versions, in the order of their making."""

@@ -1,5 +1,6 @@
 """Plain clock: the time of a plain step beside an answer, so that like is compared with like."""
 
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,7 @@ MOMENT = 0.06  # seconds that it may take in any case: too short to be noticed
 TOKENS = 20  # most of an answer that are decoded again
 WARM_UPS = 4  # first steps that are not counted: after drafted ones a small model's are slower
 FEWEST = 2  # steps that are a measure
-FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step (Windows)
+FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step
 
 
 def plain_step_seconds(
@@ -71,8 +72,7 @@ def busy(
 ) -> Generator[Told, None, None]:
     """The engine's events; the seconds of each step are appended to `taken`, and their sum stands
     at the end. On a CPU they are this thread's time on the processor."""
-    is_fine = device.type == "cpu" and get_clock_info("thread_time").resolution <= FINE
-    clock = thread_time if is_fine else perf_counter
+    clock = thread_time if device.type == "cpu" and _counts_finely() else perf_counter
     with closing(events):
         while True:
             begun = clock()
@@ -84,3 +84,9 @@ def busy(
             elif isinstance(event, Finished):
                 event = changed(event, stats=replace(event.stats, busy_seconds=sum(taken)))
             yield event
+
+
+def _counts_finely() -> bool:
+    """Whether the processor's time of a thread can time a step. Windows counts it every 16 ms,
+    whatever it says of that clock."""
+    return sys.platform != "win32" and get_clock_info("thread_time").resolution <= FINE

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.settings import GREEDY
 from medusa_chat.errors import MedusaChatError
 
 END_OF_TEXT = "end of text"
@@ -50,19 +51,9 @@ class Recording:
         )
 
     @property
-    def first_token_seconds(self) -> float:
-        """Time to the first token: the prefill, which gives it."""
-        return self.stats.prefill_seconds
-
-    @property
     def total_seconds(self) -> float:
         """Prefill and all steps."""
         return self.stats.prefill_seconds + self.stats.seconds
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Mean time of a step, without what other programs took; None without one."""
-        return self.stats.step_seconds
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class Comparison:
     @property
     def overhead(self) -> float | None:
         """Milliseconds per tree step over milliseconds per plain step."""
-        ours, plain = self.drafted.step_seconds, self.plain.step_seconds
+        ours, plain = self.drafted.stats.step_seconds, self.plain.stats.step_seconds
         return ours / plain if ours and plain else None
 
     @property
@@ -134,7 +125,7 @@ class Comparison:
     @property
     def is_lossy(self) -> bool:
         """Whether the acceptance may change the text: then a difference is expected."""
-        is_greedy = self.settings.get("temperature", 0.0) < 1e-3
+        is_greedy = self.settings.get("temperature", 0.0) < GREEDY
         return self.settings.get("acceptance") != "exact" and not is_greedy
 
 

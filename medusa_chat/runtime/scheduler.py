@@ -9,9 +9,13 @@ from types import UnionType
 from typing import Any, Generic, Literal
 
 from medusa_chat.decoding.events import Reading
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, PeekRequest, Request, V
 from medusa_chat.runtime.requests import MeasureMemory
 
+MAX_GUESTS = 8  # that wait
+ONE_ANSWER = "another answer of yours is not complete: wait for its end, or stop it"
+OTHERS_WAIT = "other guests are waiting: try again in a moment"
 QUICK = PeekRequest | MeasureMemory  # done at once: nobody is told that they wait for one
 
 
@@ -21,11 +25,13 @@ class Ticket(Generic[V]):
 
     trace: what came back so far; only appended to. reading: how much of the prompt is read, while
     it is. error: why the request failed; said when done
-    is set. has_waited: whether a lost model was loaded before it already.
+    is set. has_waited: whether a lost model was loaded before it already. guest: who asks, where
+    the owner does not.
     first_seconds: from the submission to the first value, waiting included.
     """
 
     request: Request[V]
+    guest: str = ""
     trace: list[V] = field(default_factory=list)
     reading: Reading | None = None
     state: Literal["waiting", "running", "finished"] = "waiting"
@@ -57,7 +63,8 @@ class Ticket(Generic[V]):
 
 
 class Queue:
-    """Tickets, first come first served; one runs at a time. For any thread.
+    """Tickets, first come first served, but the owner's before those of guests; one runs at a
+    time. For any thread.
 
     changed: its lock, to be held around what belongs together; notified of what comes.
     """
@@ -76,13 +83,27 @@ class Queue:
     def is_busy(self) -> bool:
         """Whether something runs that others wait for; a load is told by the model's state."""
         running = self.running
-        return running is not None and not isinstance(running.request, QUICK | LoadRequest)
+        is_over = running is None or running.done.is_set()  # it is released a moment later
+        return not is_over and not isinstance(running.request, QUICK | LoadRequest)
 
     def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
-        """Append a ticket, or with is_next put it before all that wait."""
+        """Append a ticket, or with is_next put it before all that wait. Raises UsageError where
+        the guest who asks has one already, or too many guests wait."""
         with self.changed:
-            (self._waiting.appendleft if is_next else self._waiting.append)(ticket)
+            if ticket.guest and not is_next:
+                self._check_guest(ticket.guest)
+            ahead = (not is_next and (ticket.guest or not other.guest) for other in self._waiting)
+            self._waiting.insert(sum(1 for _ in itertools.takewhile(bool, ahead)), ticket)
             self.changed.notify_all()
+
+    def _check_guest(self, guest: str) -> None:
+        guests = [other.guest for other in self._waiting if other.guest]
+        running = self.running
+        is_running = running is not None and running.guest == guest and not running.done.is_set()
+        if is_running or guest in guests:
+            raise UsageError(ONE_ANSWER)
+        if len(guests) >= MAX_GUESTS:
+            raise UsageError(OTHERS_WAIT)
 
     def next_ticket(self) -> Ticket[Any] | None:
         """The next ticket, which runs from now on; None where none waits."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from medusa_chat.decoding.events import Finished, Stats
 from medusa_chat.errors import LoadStopped
-from medusa_chat.messages import DeviceMemory, LoadRequest, Request, V
+from medusa_chat.messages import LoadRequest, Request, V
 from medusa_chat.runtime.job_thread import STOPPED, JobThread
 from medusa_chat.runtime.model_lifecycle import NO_MODEL, ModelLifecycle, ModelState
 from medusa_chat.runtime.requests import MeasureMemory, Reply, Switch
@@ -34,24 +34,10 @@ class Session:
         """What the page shows of the model."""
         return self.lifecycle.state
 
-    @property
-    def requested(self) -> LoadRequest | None:
-        """The load that was asked for last; None before any was."""
-        return self.lifecycle.requested
-
-    @property
-    def loaded(self) -> LoadRequest | None:
-        """The load that succeeded last."""
-        return self.lifecycle.loaded
-
-    @property
-    def memory(self) -> DeviceMemory | None:
-        """The memory of the device, as it was measured last."""
-        return self.lifecycle.memory
-
-    def submit(self, request: Request[V]) -> Ticket[V]:
-        """Queue a request for the session's own thread; returns at once."""
-        ticket = Ticket(request)
+    def submit(self, request: Request[V], guest: str = "") -> Ticket[V]:
+        """Queue a request for the session's own thread; returns at once. guest: who asks, where the
+        owner does not; then raises UsageError (Queue.put)."""
+        ticket = Ticket(request, guest)
         with self._queue.changed:
             if isinstance(request, LoadRequest):
                 self._announce(request)
@@ -93,13 +79,13 @@ class Session:
         with self._queue.changed:
             is_coming = self._is_loading or self._queue.waiting(LOADS)
             if self.state.status in NO_MODEL and not is_coming:
-                self.submit(self.requested or LoadRequest())
+                self.submit(self.lifecycle.requested or LoadRequest())
 
     def measure_memory(self) -> None:
-        """Have `memory` measured again when the model is free; returns at once."""
+        """Have the lifecycle's memory measured again when the model is free; returns at once."""
         with self._queue.changed:
             if not self._queue.waiting(MeasureMemory):
-                load = self.loaded or self.requested
+                load = self.lifecycle.loaded or self.lifecycle.requested
                 self.submit(MeasureMemory(load.device if load else "auto"))
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class StepStore:
         self.folder = folder
         self.most = most
         self._lock = threading.Lock()
-        self._bytes: int | None = None  # of all files, counted at the first one that is written
+        self._bytes: int | None = None  # of all files at most, counted anew where it is too much
 
     def save(self, conversation: str, message: int, events: Sequence[Event]) -> None:
         """Keep the events of an answer; older ones go where there is no room for it."""
@@ -68,7 +68,6 @@ class StepStore:
         """Remove all steps of a conversation."""
         with self._lock:
             shutil.rmtree(self.folder / conversation, ignore_errors=True)
-            self._bytes = None
 
     def _make_room(self) -> None:
         """Remove the oldest files until a tenth of the room is free."""

@@ -1,21 +1,27 @@
 """StoredConversation: one conversation as the store keeps it."""
 
 import json
+import re
+import unicodedata
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from medusa_chat.messages import Message
 from medusa_chat.runtime.message_tree import MessageTree
 
 MAX_TITLE = 80  # characters
+HIGH = re.compile(r"[^\x00-\u02ff]")  # below it stands no mark of a letter
+BEFORE, AROUND = 24, 120  # characters of an excerpt: before what was found, and all
 
 
 class Listed(NamedTuple):
-    """A conversation in a list."""
+    """A conversation in a list. excerpt: where a search was found beside the title."""
 
     id: str
     title: str
     updated_at: float
+    excerpt: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,19 @@ class StoredConversation:
         """The searchable text: the title and all versions of all messages."""
         said = (one.content for one in self.tree.said.values())
         return "\n".join((self.title, *said)).casefold()
+
+    def excerpt(self, search: str) -> str:
+        """What a message says around the first word of a search that the title lacks; empty where
+        there is none."""
+        title, lines = folded(self.title), (one.content for one in self.tree.said.values())
+        word = next((word for word in folded(search).split() if word not in title), "")
+        for line in (line for text in lines for line in text.splitlines() if word):
+            if (found := folded(line).find(word)) >= 0:
+                at = sum(end <= found for end in accumulate(len(folded(c)) for c in line))
+                start = max(0, at - BEFORE)
+                cut = line[start : start + AROUND].strip()
+                return f"{'…' if start else ''}{cut}{'…' if start + AROUND < len(line) else ''}"
+        return ""
 
     def merged(
         self, other: "StoredConversation", base: "StoredConversation"
@@ -86,3 +105,26 @@ def title_of(tree: MessageTree) -> str:
     lines = first.content.split("\n") if first else []
     title = next((" ".join(line.split()) for line in lines if line.strip()), "")
     return title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1]}…"
+
+
+def folded(text: str) -> str:
+    """The text without case, accents and other marks on its letters."""
+    if text.isascii():
+        return text.lower()
+    marked = unicodedata.normalize("NFKD", text.casefold())
+    return HIGH.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0], marked)
+
+
+def holds(words: str, search: str) -> bool:
+    """Whether all words of a search stand anywhere in the searchable text."""
+    wanted = folded(search).split()
+    text = folded(words) if wanted else ""
+    return all(word in text for word in wanted)
+
+
+def excerpt_of(line: str, search: str) -> str:
+    """StoredConversation.excerpt of a line on disk; empty for one that cannot be read."""
+    try:
+        return StoredConversation.from_line(line).excerpt(search) if search else ""
+    except ValueError:
+        return ""

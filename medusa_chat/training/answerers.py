@@ -12,6 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.memory import device_memory, held_bytes
 from medusa_chat.checkpoints.tokenizer import end_tokens
+from medusa_chat.checkpoints.usual_context import short_length
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.families import windows
 from medusa_chat.decoding.kv_cache import layer_shapes
@@ -42,15 +43,17 @@ class Answerer(Protocol):
         """For each prompt but the first `skip` an answer of at most `most` token ids, its end token
         included, in their order, as they come. The same seeds give the same answers, whatever is
         skipped."""
-        ...
 
 
 def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     """The faster answerer for this model, for texts of at most `context` tokens: our engine where
     the pass is one call into C; otherwise batches. Both decode many answers at once, since a row
     costs little beside the weights that every step reads."""
-    width = windows(model.config.get_text_config())[0]
-    fits = width is None or width >= context  # a row sees its whole text there
+    config = model.config.get_text_config()
+    width = windows(config)[0] or context
+    short = short_length(config.to_dict()) or context
+    # a row sees its whole text there, with longrope's factors of the passes that train
+    fits = context <= min(width, short)
     if native.can_run(model) and fits and native_build.library() is not None:
         return LazyAnswerer(lambda: _native_or_batches(model, context, ends), ends)
     return BatchAnswerer(model, ends)
@@ -160,26 +163,16 @@ def rows_of(setup: TrainingSetup) -> int:
 
 
 def answerer_of(setup: TrainingSetup) -> Answerer:
-    """The faster answerer for the backbone of a training. Raises UsageError without end tokens."""
-    ends = require_ends(setup.model, setup.tokenizer)
-    return fastest_answerer(setup.model, setup.length, ends)
-
-
-def require_ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Ids of the tokens that end a turn, those of the chat included. Raises UsageError when there
-    is none."""
-    ends = tuple(sorted(end_tokens(model, tokenizer)))
+    """The faster answerer for the backbone of a training, which ends at the tokens that end a turn,
+    those of the chat included. Raises UsageError without any."""
+    ends = sorted(end_tokens(setup.model, setup.tokenizer))
     if not ends:
         raise UsageError(
             "the backbone has no end token: set eos_token_id in its generation_config.json"
         )
-    return ends
+    return fastest_answerer(setup.model, setup.length, ends)
 
 
-def _until_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    found = []
-    for token in ids:
-        found.append(token)
-        if token in ends:
-            break
-    return found
+def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
+    end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return ids[: end + 1]

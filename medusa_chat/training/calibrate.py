@@ -7,32 +7,33 @@ import random
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.events import Finished, Told
+from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import counts_of, ranks_after, states_of
+from medusa_chat.training.accuracy import RANKS, counts_of, ranks_after, states_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
 from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.events import Stage, Written
 from medusa_chat.training.examples import require_template
+from medusa_chat.training.model_card import renew_figures
 from medusa_chat.training.path_search import Answer as AnswerRanks
 from medusa_chat.training.short_vocabulary import shortlist
+from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128
 MEASURED_PROMPTS = 8
-RANKS = 10
 
 
 @dataclass(frozen=True)
@@ -42,33 +43,13 @@ class Measured:
     sizes: tuple[tuple[int, float, float], ...]
 
 
-class RankCounter:
-    """The heads' predictions over the greedy answers so far. prompts: token ids of each; said:
-    those of each answer; answers: the rank of every token of it, for the search of the tree."""
+class Greedy(NamedTuple):
+    """A greedy answer. prompt, said: token ids; ranks: of every token of the answer, for the search
+    of the tree."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._engine = loaded.engine
-        self.ranks = min(RANKS, loaded.engine.backbone.vocabulary)
-        self.prompts: list[list[int]] = []
-        self.said: list[list[int]] = []
-        self.answers: list[AnswerRanks] = []
-
-    def add(self, prompt: list[int], answer: list[int]) -> None:
-        """Count one answer to a prompt, both token ids."""
-        self.prompts.append(prompt)
-        self.said.append(answer)
-        heads, backbone = self._engine.heads, self._engine.backbone
-        assert heads is not None
-        hidden = states_of(self._engine, torch.tensor(prompt + answer, device=backbone.device))
-        before = hidden[len(prompt) - 1 : -1]
-        listed = [] if heads.shortlist is None else heads.shortlist.tolist()
-        found = ranks_after(before, answer, heads, backbone.lm_head, self.ranks, listed)
-        self.answers.append(found)
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens all answers have."""
-        return sum(map(len, self.said))
+    prompt: list[int]
+    said: list[int]
+    ranks: AnswerRanks
 
 
 def calibrate(
@@ -79,24 +60,25 @@ def calibrate(
     chats: Sequence[Conversation] = (),
 ) -> Iterator[Stage | Answered | Calibrated | Measured | Written]:
     """Measure the heads on greedy answers to the prompts, search the tree of at most `nodes` nodes,
-    measure its tokens a step and write `output`. chats: the user's own, asked again beside the
-    data. Raises MedusaChatError."""
+    measure its tokens a step and write `output`, and its figures into the card beside it. chats:
+    the user's own, asked again beside the data. Raises MedusaChatError."""
     conversations = _choose(data, chats)
     yield Stage("loading")
     loaded = yield from _load(request)
     require_template(loaded.tokenizer, conversations)
     yield Stage("answers")
-    counter = RankCounter(loaded)
+    answers, tokens = list[Greedy](), 0
     total = sum(len(one.asked) for one in conversations)
-    for prompt, answer in _answers(loaded, conversations):
-        counter.add(prompt, answer)
-        done = len(counter.prompts)
-        yield Answered(done, max(total, done), counter.tokens)
-    calibrated = _search(loaded, counter, nodes, _sources(data, chats))
+    for answer in _answers(loaded, conversations):
+        answers.append(answer)
+        tokens += len(answer.said)
+        yield Answered(len(answers), max(total, len(answers)), tokens)
+    calibrated = _search(loaded, answers, nodes, _sources(data, chats))
     yield calibrated
     yield Stage("measuring")
-    yield Measured(_measured(loaded, calibrated, counter.prompts[:MEASURED_PROMPTS]))
-    yield _write(calibrated, output)
+    prompts = [answer.prompt for answer in answers[:MEASURED_PROMPTS]]
+    yield Measured(_measured(loaded, calibrated, prompts))
+    yield from _write(calibrated, output)
 
 
 def _choose(data: Sequence[Path], chats: Sequence[Conversation]) -> list[Conversation]:
@@ -124,34 +106,35 @@ def _sources(data: Sequence[Path], chats: Sequence[Conversation]) -> str:
     return ", ".join([*(["the user's own chats"] if chats else []), *(path.name for path in data)])
 
 
-def _search(loaded: LoadedModel, counter: RankCounter, nodes: int, sources: str) -> Calibrated:
+def _search(loaded: LoadedModel, answers: Sequence[Greedy], nodes: int, sources: str) -> Calibrated:
     """The calibration with the best tree, and with the checkpoint's shortlist, or a first one where
     the answers are enough for it."""
-    counts = counts_of(counter.answers, loaded.info.heads, counter.ranks)
+    vocabulary, ranks = loaded.engine.backbone.vocabulary, [answer.ranks for answer in answers]
+    counts = counts_of(ranks, loaded.info.heads, min(RANKS, vocabulary))
     if not any(counts.labels):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
-    measured_on = f"{len(counter.prompts)} greedy answers of the backbone to {sources}"
-    found = Calibrated.search(
-        counts.accuracies, nodes, measured_on, counts.labels[0], counter.answers
-    )
+    measured_on = f"{len(answers)} greedy answers of the backbone to {sources}"
+    found = Calibrated.search(counts.accuracies, nodes, measured_on, counts.labels[0], ranks)
     kept = loaded.calibration.shortlist if loaded.calibration is not None else ()
-    vocabulary = loaded.engine.backbone.vocabulary
-    return replace(found, shortlist=kept or shortlist(counter.said, vocabulary))
+    said = (answer.said for answer in answers)
+    return replace(found, shortlist=kept or shortlist(said, vocabulary))
 
 
-def _write(calibrated: Calibrated, output: Path) -> Written:
+def _write(calibrated: Calibrated, output: Path) -> Iterator[Written]:
+    written, card = output, output.with_name("README.md")
     try:
         paths.write_text(output, json.dumps(calibrated.to_json()) + "\n")
+        yield Written(str(output), output.stat().st_size)
+        written = card
+        if output.name == CALIBRATION_FILE and renew_figures(card, calibrated):
+            yield Written(str(card), card.stat().st_size)
     except OSError as error:
-        raise MedusaChatError(f"{output} cannot be written: {error.strerror}") from error
-    return Written(str(output), output.stat().st_size)
+        raise MedusaChatError(f"{written} cannot be written: {error.strerror}") from error
 
 
-def _answers(
-    loaded: LoadedModel, conversations: Sequence[Conversation]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt ids, answer ids) of every question, each conversation's in order. A conversation ends
-    where its next prompt does not fit into the context."""
+def _answers(loaded: LoadedModel, conversations: Sequence[Conversation]) -> Iterator[Greedy]:
+    """The answer to every question, each conversation's in order. A conversation ends where its
+    next prompt does not fit into the context."""
     tree, _ = loaded.auto_tree()  # not the whole: on a CPU its nodes cost more than they bring
     for conversation in conversations:
         messages = conversation.system_messages
@@ -159,26 +142,32 @@ def _answers(
             messages.append({"role": "user", "content": text})
             prompt = encode_prompt(loaded.tokenizer, messages)
             try:
-                answer = _finished(_generate(loaded, prompt, tree)).token_ids
+                answer = list(_answer(loaded, prompt, tree).token_ids)
             except ContextError:
                 break
-            yield prompt, list(answer)
+            yield Greedy(prompt, answer, _ranks(loaded, prompt, answer))
             reply = loaded.tokenizer.decode(answer, skip_special_tokens=True)
             messages.append({"role": "assistant", "content": reply})
 
 
-def _generate(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Iterator[Told]:
-    """A greedy answer with exact acceptance, so the backbone's own."""
+def _ranks(loaded: LoadedModel, prompt: list[int], answer: list[int]) -> AnswerRanks:
+    """The heads' ranks of an answer's tokens."""
+    engine, heads, backbone = loaded.engine, loaded.engine.heads, loaded.engine.backbone
+    assert heads is not None
+    hidden = states_of(engine, torch.tensor(prompt + answer, device=backbone.device))
+    listed = [] if heads.shortlist is None else heads.shortlist.tolist()
+    settings = heads, backbone.lm_head, min(RANKS, backbone.vocabulary), listed
+    return ranks_after(hidden[len(prompt) - 1 : -1], answer, *settings)
+
+
+def _answer(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Finished:
+    """The end of a greedy answer with exact acceptance, so the backbone's own."""
     engine = loaded.engine
     settings = GenerationSettings(
         drafter="medusa", max_new_tokens=ANSWER_TOKENS, nodes=len(tree), seed=0
     )
     drafter = engine.drafter(settings, tree.pruned(loaded.info.heads), details=False)
-    return engine.generate(prompt, drafter, settings, details=False)
-
-
-def _finished(events: Iterator[Told]) -> Finished:
-    *_, last = events
+    *_, last = engine.generate(prompt, drafter, settings, details=False)
     assert isinstance(last, Finished)
     return last
 
@@ -193,7 +182,7 @@ def _measured(
             continue
         tree, steps, tokens = calibrated.tree.head(nodes), 0, 0
         for prompt in prompts:
-            stats: Any = _finished(_generate(loaded, prompt, tree)).stats
+            stats = _answer(loaded, prompt, tree).stats
             steps += stats.steps
             tokens += stats.emitted
         if steps:

@@ -1,7 +1,6 @@
 """The files of a trained checkpoint, a folder that every other command takes."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medusa_chat import __version__, paths
+from medusa_chat import paths
 from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.heads import MedusaHeads
@@ -20,7 +19,7 @@ from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_length
+from medusa_chat.trees.expected_length import expected_lengths
 
 TREE_NODES = 64
 USED_NODES = 16  # the first nodes, for which the tree is searched; larger trees extend it
@@ -67,8 +66,8 @@ class Calibrated:
     def expected(self) -> dict[int, float]:
         """Nodes -> tokens a step for sizes up to the tree's: by the answers where it was searched
         by them, otherwise by the accuracies."""
-        found = {n: expected_length(self.tree.head(n), self.accuracies) for n in _sizes(self.tree)}
-        return found | dict(self.rates)
+        lengths = expected_lengths(self.tree, self.accuracies)
+        return {n: lengths[n - 1] for n in _sizes(self.tree)} | dict(self.rates)
 
     def to_json(self) -> dict[str, Any]:
         """The content of medusa_calibration.json."""
@@ -96,7 +95,8 @@ class Base:
         if self.folder is None:
             return self.name
         folder, near = self.folder.resolve(), output.resolve().parent
-        return os.path.relpath(folder, near) if folder.is_relative_to(near) else str(folder)
+        is_near = folder.is_relative_to(near)
+        return folder.relative_to(near).as_posix() if is_near else str(folder)
 
 
 def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
@@ -156,57 +156,3 @@ def write_adapter(
     }
     write_json(folder / "adapter_config.json", config)
     return file
-
-
-def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Calibrated) -> str:
-    """README.md of the checkpoint. data: the names of the files."""
-    front = ["---", "library_name: medusa-chat", "tags: [medusa, speculative-decoding]"]
-    if base.folder is None:
-        front.append(f"base_model: {base.name}")
-    rows = [
-        f"| {head} | {row[0]:.3f} | {sum(row[:5]):.3f} |"
-        for head, row in enumerate(calibrated.accuracies, start=1)
-    ]
-    promised = ", ".join(f"{tokens:.2f} with {n}" for n, tokens in calibrated.expected.items())
-    whole = recipe.method == "medusa-2" and recipe.output == "merged"
-    kind = "A whole model with its heads" if whole else "Heads; the backbone is not in here"
-    answers = " (its prompts, answered by the backbone itself)" if recipe.distill else ""
-    lm = "an LM head each" if recipe.own_lm_head else "the backbone's LM head"
-    return "\n".join(
-        [
-            *front,
-            "---",
-            "",
-            f"# Medusa heads for {base.name}",
-            "",
-            f"{kind}. {recipe.heads} heads of {recipe.head_layers} residual layers, with {lm}; "
-            f"{recipe.method}, recipe {recipe.name}, made by medusa-chat {__version__}.",
-            "",
-            f"- Backbone: {base.name}",
-            f"- Data: {', '.join(data)}{answers}",
-            f"- Settings: {_settings(recipe)}",
-            "",
-            f"Measured on {calibrated.measured_on} ({calibrated.positions:,} positions):",
-            "",
-            "| head | top-1 | top-5 |",
-            "|---|---|---|",
-            *rows,
-            "",
-            f"Tokens a step expected of the tree in `{CALIBRATION_FILE}`, by nodes: {promised}.",
-            "",
-            "    medusa-chat --checkpoint THIS_FOLDER",
-            "",
-        ]
-    )
-
-
-def _settings(recipe: Recipe) -> str:
-    shown = [
-        f"learning rate {recipe.learning_rate:g} (heads {recipe.head_learning_rate:g})",
-        f"{recipe.max_steps} steps" if recipe.max_steps else f"{recipe.epochs} epochs",
-        f"{recipe.batch_tokens} tokens a batch",
-        f"decay {recipe.decay:g}, seed {recipe.seed}",
-    ]
-    if recipe.method == "medusa-2":
-        shown.append(f"LoRA {recipe.lora_rank}, lambda0 {recipe.lambda0:g}")
-    return ", ".join(shown)

@@ -35,19 +35,25 @@ PackedRows = Sequence[Sequence[Example]]  # [row][example]
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples padded on the right with id 0: ids [b, t] int64, is_label [b, t] bool.
+    """Rows of examples, padded on the right with id 0: ids [b, t] int64, is_label [b, t] bool.
+    owners [b, t] int64 is the index in `examples` that a token belongs to (-1: padding), positions
+    [b, t] int64 counts from 0 in each example.
 
-    A row is an example: under causal attention no token attends to what is to its right, so the
-    padding changes nothing and no mask is needed; padding is never a label. A packed row holds
-    several examples: owners [b, t] int64 is the index in `examples` that a token belongs to (-1:
-    padding), positions [b, t] int64 counts from 0 in each example, and `mask` separates them.
+    Under causal attention no token attends to what is to its right, so rows of one example need no
+    mask; where a row holds several (is_packed), `mask` separates them. Neither padding nor the
+    first token of an example is a label: no token before that one belongs to the example.
     """
 
     ids: Tensor
     is_label: Tensor
     examples: tuple[Example, ...]
-    owners: Tensor | None = None
-    positions: Tensor | None = None
+    owners: Tensor
+    positions: Tensor
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row holds several examples."""
+        return len(self.examples) > len(self.ids)
 
     @property
     def next_ids(self) -> Tensor:
@@ -55,11 +61,9 @@ class Batch:
         the root."""
         return torch.nn.functional.pad(self.ids[:, 1:], (0, 1))
 
-    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive mask [b, 1, t, t] of `dtype`: a token attends to its own example up to itself.
-        None where plain causal attention does."""
-        if self.owners is None:
-            return None
+    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Additive mask [b, 1, t, t] of `dtype`: a token attends to its own example up to
+        itself."""
         owners = self.owners.to(device)
         same = (owners.unsqueeze(1) == owners.unsqueeze(2)).tril().unsqueeze(1)
         return torch.zeros(same.shape, dtype=dtype, device=device).masked_fill(~same, -torch.inf)
@@ -135,33 +139,24 @@ def _turn_end(ids: list[int], start: int, stop: int, special: set[int]) -> int:
     return ends[-1] + 1 if ends else stop
 
 
-def group_by_length(examples: Sequence[Example], tokens: int, seed: int) -> list[list[Example]]:
-    """Every example once, in batches of similar lengths of at most `tokens` ids, padding included.
+def group_by_length(
+    examples: Sequence[Example], tokens: int, seed: int
+) -> list[list[list[Example]]]:
+    """Every example once, a row each, in batches of similar lengths of at most `tokens` ids,
+    padding included.
 
     A longer example is a batch of its own. The number of batches does not depend on the seed.
     """
     shuffle = random.Random(seed)
     order = shuffle.sample(list(examples), len(examples))
     order.sort(key=lambda example: len(example.ids))
-    groups: list[list[Example]] = []
+    groups: list[list[list[Example]]] = []
     for example in order:
         if not groups or (len(groups[-1]) + 1) * len(example.ids) > tokens:
             groups.append([])
-        groups[-1].append(example)
+        groups[-1].append([example])
     shuffle.shuffle(groups)
     return groups
-
-
-def collate(examples: Sequence[Example]) -> Batch:
-    """One batch on the CPU, padded on the right to the longest example: ids [b, t] int64, is_label
-    [b, t] bool."""
-    shape = (len(examples), max(len(example.ids) for example in examples))
-    ids = torch.zeros(shape, dtype=torch.long)
-    is_label = torch.zeros(shape, dtype=torch.bool)
-    for row, example in enumerate(examples):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        is_label[row, : len(example.ids)] = torch.tensor(example.is_label)
-    return Batch(ids, is_label, tuple(examples))
 
 
 def pack_rows(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
@@ -187,10 +182,9 @@ def shuffle_rows(rows: Sequence[list[Example]], size: int, seed: int) -> list[li
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def collate_packed(rows: PackedRows) -> Batch:
-    """One batch of packed rows, padded on the right to the longest: ids, owners and positions
-    [b, t] int64, is_label [b, t] bool, on the CPU. The first token of an example is no label, since
-    no token before it belongs to the example."""
+def collate(rows: PackedRows) -> Batch:
+    """One batch on the CPU, its rows padded to the longest: ids, owners and positions [b, t] int64,
+    is_label [b, t] bool."""
     examples = tuple(example for row in rows for example in row)
     shape = (len(rows), max(sum(len(e.ids) for e in row) for row in rows))
     ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))

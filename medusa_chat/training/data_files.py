@@ -12,7 +12,8 @@ from medusa_chat.errors import UsageError
 def rows_of(path: Path, prompts: bool) -> Iterator[tuple[str, Any]]:
     """(place, row) of a file in the format its name says, JSONL where it says none. A text file is
     one row, or with `prompts` one a line. Raises UsageError with the line that cannot be read."""
-    readers = {".parquet": _parquet, ".txt": _plain(prompts), ".json": _json, ".csv": _refused}
+    plain = _prompts if prompts else _whole
+    readers = {".parquet": _parquet, ".txt": plain, ".json": _json, ".csv": _refused}
     return readers.get(path.suffix.lower(), _lines)(path)
 
 
@@ -93,17 +94,15 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{path} cannot be read as parquet: {error}") from error
 
 
-def _plain(prompts: bool) -> Any:
-    """A reader of text files: one text to learn from, or with `prompts` one prompt a line."""
+def _whole(path: Path) -> Iterator[tuple[str, Any]]:
+    """A text to learn from."""
+    text = _text(path)
+    if text.strip():
+        yield str(path), {"text": text}
 
-    def read(path: Path) -> Iterator[tuple[str, Any]]:
-        text = _text(path)
-        if not prompts:
-            if text.strip():
-                yield str(path), {"text": text}
-            return
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield f"{path}:{number}", {"prompt": line.strip()}
 
-    return read
+def _prompts(path: Path) -> Iterator[tuple[str, Any]]:
+    """A prompt a line."""
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", {"prompt": line.strip()}

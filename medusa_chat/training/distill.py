@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from medusa_chat import paths
 from medusa_chat.errors import UsageError
 from medusa_chat.training.answerers import Answerer
 from medusa_chat.training.data import Example
@@ -53,10 +54,12 @@ def answer_prompts(
     give the same file, interrupted or not. Raises UsageError for the file of other prompts or of
     another answerer.
     """
-    groups = _groups(prompts, recipe.rows)
-    batches = [_batch(number, group, prompts, recipe) for number, group in enumerate(groups)]
-    order = [index for group in groups for index in group]
-    temperatures = [one.temperature for one in batches for _ in one.prompts]
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    batches: list[PromptBatch] = []  # of similar lengths
+    for start in range(0, len(order), recipe.rows):
+        chosen = [prompts[index] for index in order[start : start + recipe.rows]]
+        temperature = recipe.temperatures[len(batches) % len(recipe.temperatures)]
+        batches.append(PromptBatch(chosen, temperature, recipe.seed + len(batches)))
     kept = _kept(path, order, prompts)
     yield from kept
     if len(kept) == len(prompts):
@@ -64,26 +67,18 @@ def answer_prompts(
     if kept and kept[0].by != answerer.name:
         raise UsageError(
             f"{path} was written by {kept[0].by}, and {answerer.name} samples differently: remove "
-            "it, or continue on the machine that wrote it"
+            "it, or continue on the machine, and by the version, that wrote it"
         )
     found = answerer.answer(batches, recipe.max_new_tokens, len(kept))
     with path.open("a", encoding="utf-8") as file:
         places = range(len(kept), len(order))
         for place, ids in zip(places, found, strict=True):
-            index, temperature = order[place], temperatures[place]
+            index, temperature = order[place], batches[place // recipe.rows].temperature
             prompt = tuple(prompts[index])
             answer = Answer(index, prompt, tuple(ids), temperature, answerer.name)
             file.write(json.dumps(asdict(answer)) + "\n")
             file.flush()
             yield answer
-
-
-def _batch(
-    number: int, group: Sequence[int], prompts: Sequence[Sequence[int]], recipe: DistillRecipe
-) -> PromptBatch:
-    """The batch of this number: the prompts whose indices are in `group`."""
-    temperature = recipe.temperatures[number % len(recipe.temperatures)]
-    return PromptBatch([prompts[index] for index in group], temperature, recipe.seed + number)
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
@@ -92,12 +87,6 @@ def read_answers(path: Path) -> Iterator[Answer]:
         row = json.loads(line)
         ids = (tuple(row["prompt_ids"]), tuple(row["answer_ids"]))
         yield Answer(row["index"], *ids, row["temperature"], row["by"])
-
-
-def _groups(prompts: Sequence[Sequence[int]], rows: int) -> list[list[int]]:
-    """Indices of prompts of similar lengths, `rows` in a group."""
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    return [order[start : start + rows] for start in range(0, len(order), rows)]
 
 
 def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Answer]:
@@ -113,5 +102,5 @@ def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) ->
     if rest:
         partial = path.with_suffix(".part")
         partial.write_bytes(whole + b"\n" if whole else b"")
-        partial.replace(path)
+        paths.replace(partial, path)
     return answers

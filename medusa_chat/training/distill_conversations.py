@@ -45,11 +45,8 @@ class Dialogue:
     questions: list[str]
     limit: int
 
-    @classmethod
-    def begin(cls, source: Conversation, self_talk: int) -> "Dialogue":
-        """A dialogue whose only message is the system prompt."""
-        questions = list(source.asked)
-        return cls(source, source.system_messages, questions, len(questions) + self_talk)
+
+Prompted = tuple[Dialogue, list[int]]  # and the token ids that it asks with
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Distiller:
         questions, and those without an end, are left out."""
         asking = [d for d in dialogues if len(d.questions) == turn < d.limit]
         starts = [(d, question_prompt(self.tokenizer, d.messages)) for d in asking]
-        fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, QUESTION_TOKENS)]
+        fitting = self._fitting(starts, QUESTION_TOKENS)
         if not fitting:
             return
         recipe = replace(
@@ -81,29 +78,26 @@ class Distiller:
             if text and answer.answer_ids[-1] in self.answerer.ends:
                 fitting[answer.index][0].questions.append(text)
 
-    def prompts(
-        self, dialogues: Sequence[Dialogue], turn: int
-    ) -> tuple[list[Dialogue], list[list[int]]]:
-        """The dialogues that continue with question `turn`, and their prompts (token ids). The
-        others have no question left, or no space for an answer."""
+    def prompts(self, dialogues: Sequence[Dialogue], turn: int) -> list[Prompted]:
+        """The dialogues that continue with question `turn`, and their prompts. The others have no
+        question left, or no space for an answer."""
         starts = [(d, _next_prompt(self.tokenizer, d, turn)) for d in dialogues]
-        most = self.recipe.max_new_tokens
-        fitting = [(d, ids) for d, ids in starts if ids and self._fits(ids, most)]
-        return [d for d, _ in fitting], [ids for _, ids in fitting]
+        return self._fitting(starts, self.recipe.max_new_tokens)
 
-    def answer(
-        self, dialogues: Sequence[Dialogue], prompts: Sequence[Sequence[int]], turn: int
-    ) -> Iterator[tuple[Answer, Example | None]]:
-        """Answer a prompt of each dialogue and append the answers to the dialogues."""
+    def answer(self, prompted: Sequence[Prompted], turn: int) -> Iterator[tuple[Dialogue, Answer]]:
+        """Answer the prompts and append the answers to their dialogues."""
         recipe = replace(self.recipe, seed=self.recipe.seed + TURN_SEED_STRIDE * turn)
         file = self.folder / f"answers-{turn + 1}.jsonl"
-        for answer in answer_prompts(self.answerer, prompts, recipe, file):
-            dialogue = dialogues[answer.index]
+        for answer in answer_prompts(self.answerer, [ids for _, ids in prompted], recipe, file):
+            dialogue, _ = prompted[answer.index]
             dialogue.messages.append({"role": "assistant", "content": self._text(answer)})
-            yield answer, _example(answer, dialogue.source)
+            yield dialogue, answer
 
-    def _fits(self, ids: Sequence[int], most: int) -> bool:
-        return len(ids) + most <= self.length
+    def _fitting(
+        self, starts: Sequence[tuple[Dialogue, list[int] | None]], most: int
+    ) -> list[Prompted]:
+        """The prompts that leave space for `most` tokens."""
+        return [(d, ids) for d, ids in starts if ids and len(ids) + most <= self.length]
 
     def _text(self, answer: Answer) -> str:
         return str(self.tokenizer.decode(answer.answer_ids, skip_special_tokens=True))
@@ -124,19 +118,23 @@ def answer_conversations(
     after the last one (Medusa, arXiv 2401.10774, 2.3.2). Raises UsageError where no prompt fits."""
     folder.mkdir(parents=True, exist_ok=True)
     distiller = Distiller(answerer, tokenizer, recipe, length, folder)
-    dialogues = [Dialogue.begin(source, self_talk) for source in conversations]
+    dialogues = [
+        Dialogue(one, one.system_messages, list(one.asked), len(one.asked) + self_talk)
+        for one in conversations
+    ]
     done, tokens = 0, 0
     for turn in range(max((dialogue.limit for dialogue in dialogues), default=0)):
         distiller.ask_questions(dialogues, turn)
-        dialogues, prompts = distiller.prompts(dialogues, turn)
-        if not dialogues:
+        prompted = distiller.prompts(dialogues, turn)
+        if not prompted:
             break
+        dialogues = [dialogue for dialogue, _ in prompted]
         total = done + sum(max(dialogue.limit - turn, 1) for dialogue in dialogues)
-        for answer, example in distiller.answer(dialogues, prompts, turn):
+        for dialogue, answer in distiller.answer(prompted, turn):
             done, tokens = done + 1, tokens + len(answer.answer_ids)
-            dialogue = dialogues[answer.index]
-            said = tuple(dialogue.messages), dialogue.source.place
-            yield Answered(done, total, tokens, example, *said)
+            place = dialogue.source.place
+            example = replace(answer.example, place=place) if len(answer.answer_ids) > 2 else None
+            yield Answered(done, total, tokens, example, tuple(dialogue.messages), place)
     if not done:
         raise UsageError(
             f"no prompt leaves space for an answer within {length} tokens: raise --sequence-length"
@@ -161,7 +159,3 @@ def _next_prompt(tokenizer: Any, dialogue: Dialogue, turn: int) -> list[int] | N
         return encode_prompt(tokenizer, dialogue.messages)
     except UsageError as error:
         raise UsageError(f"{dialogue.source.place}: {error}") from error
-
-
-def _example(answer: Answer, source: Conversation) -> Example | None:
-    return replace(answer.example, place=source.place) if len(answer.answer_ids) > 2 else None

@@ -22,14 +22,6 @@ class EncodedExamples:
     cut: int
     left_out: int
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(example.ids) for example in self.examples)
-
-    @property
-    def labels(self) -> int:
-        return sum(sum(example.is_label) for example in self.examples)
-
 
 def encode_all(
     tokenizer: Any, conversations: Iterable[Conversation], length: int, vocabulary: int
@@ -93,7 +85,8 @@ def _parts(example: Example, length: int, is_plain: bool) -> list[Example]:
 def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
     """(training, held-out) examples, no conversation in both. A fiftieth of the conversations is
     held out, of few a tenth up to FEW_HELD_OUT, at least one and at most 128; a single conversation
-    is in both."""
+    is in both. Each part of a plain text counts as a conversation: parts share no token, but one
+    text may have some on either side, so that a few long texts are not held out whole."""
     places = list(dict.fromkeys(example.place for example in examples))
     if len(places) < 2:
         return list(examples), list(examples)

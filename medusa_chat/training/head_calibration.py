@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import count_ranks, counts_of, ranks_of_answer
+from medusa_chat.training.accuracy import RANKS, counts_of, ranks_of
 from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import TREE_NODES, Calibrated
 from medusa_chat.training.conversations import Conversation
@@ -16,7 +16,6 @@ from medusa_chat.training.distill_conversations import answer_conversations
 from medusa_chat.training.setup import TrainingSetup
 
 CALIBRATION_TOKENS = 128  # of an answer
-RANKS = 10
 
 
 def calibrate_heads(
@@ -37,15 +36,10 @@ def calibrate_heads(
     source = "greedy answers of the backbone to held-out prompts" if answers else "held-out rows"
     ranks = min(RANKS, setup.vocabulary)
     settings = ranks, setup.lm_head, listed
-    found = [ranks_of_answer(setup.model, heads, one, *settings) for one in answers]
-    if answers:
-        counts = counts_of(found, len(heads), ranks)
-    else:
-        *_, counts = count_ranks(
-            setup.model, heads, measured, ranks, lm_head=setup.lm_head, listed=listed
-        )
-    if not any(row and row[0] is not None for answer in found for row in answer):
-        found = []  # the heads predicted no token: the accuracies still give a tree
+    found = [rows for one in measured for rows in ranks_of(setup.model, heads, one, *settings)]
+    counts = counts_of(found, len(heads), ranks)
+    if not answers or not any(row and row[0] is not None for rows in found for row in rows):
+        found = []  # no greedy answers, or no token was predicted: the accuracies give a tree
     what = f"{len(measured)} {source}"
     return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0], found)
 

@@ -1,7 +1,7 @@
-"""HeadInputs: the backbone's hidden states with the heads' targets, a batch at a time."""
+"""The inputs of the heads' training, a batch at a time: streamed, or kept and drawn."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,67 +9,18 @@ from torch import Tensor
 
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import (
-    Batch,
     Example,
     PackedRows,
     collate,
-    collate_packed,
     group_by_length,
     pack_rows,
     shuffle_rows,
 )
 from medusa_chat.training.events import HiddenStates
-from medusa_chat.training.loss import (
-    LMHead,
-    SoftTargets,
-    hidden_and_soft_targets,
-    hidden_and_targets,
-)
+from medusa_chat.training.loss import HeadInputs, head_inputs
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.teacher_states import TeacherStates
-
-
-@dataclass(frozen=True)
-class HeadInputs:
-    """The n positions at which any head has a target: hidden [n, d] in the backbone's dtype,
-    roots [n] and targets [n, K]
-    int64, owners [n] int64, which index `names`, the names of the examples. soft:
-    distributions that are learnt instead of the targets."""
-
-    hidden: Tensor
-    roots: Tensor
-    targets: Tensor
-    owners: Tensor
-    names: tuple[str, ...]
-    soft: SoftTargets | None = None
-
-    def __getitem__(self, chosen: Any) -> "HeadInputs":
-        """A part of the positions, by a slice or by indices."""
-        soft = None if self.soft is None else self.soft[chosen]
-        tensors = (self.hidden, self.roots, self.targets, self.owners)
-        return HeadInputs(*(tensor[chosen] for tensor in tensors), self.names, soft)
-
-
-def head_inputs(
-    model: Any,
-    heads: int,
-    batch: Batch,
-    soft: int = 0,
-    lm_head: LMHead | None = None,
-    keep: Callable[[Tensor], None] | None = None,
-) -> HeadInputs:
-    """Run the frozen backbone over a batch. soft: number of its most probable tokens that are kept
-    for each target (0: none), by `lm_head`, or by the model's own output layer if that is None.
-    keep: see hidden_and_targets; without soft targets.
-    Returns hidden [n, d] in the model's dtype, roots [n] and targets [n, heads] int64, on its
-    device."""
-    names = tuple(example.place for example in batch.examples)
-    if not soft:
-        return HeadInputs(*hidden_and_targets(model, batch, heads, keep), names)
-    lm_head = lm_head or model.get_output_embeddings()
-    *tensors, targets = hidden_and_soft_targets(model, batch, heads, lm_head, soft)
-    return HeadInputs(*tensors, names, targets)
 
 
 def epoch_batches(
@@ -77,18 +28,10 @@ def epoch_batches(
 ) -> list[list[list[Example]]]:
     """[batch][row][example] of an epoch. Their order depends on the seed and the epoch."""
     if not recipe.sequence_length:
-        groups = group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
-        return [[[example] for example in group] for group in groups]
+        return group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
     rows = pack_rows(examples, recipe.sequence_length, recipe.seed)
     rows_in_batch = max(recipe.batch_tokens // recipe.sequence_length, 1)
     return shuffle_rows(rows, rows_in_batch, recipe.seed + epoch)
-
-
-def make_batch(rows: PackedRows, recipe: HeadRecipe) -> Batch:
-    """The rows of a batch as tensors."""
-    if recipe.sequence_length:
-        return collate_packed(rows)
-    return collate([example for row in rows for example in row])
 
 
 def stream_batches(
@@ -96,7 +39,7 @@ def stream_batches(
 ) -> Iterator[tuple[int, PackedRows]]:
     """(step, this process's rows of the batch) from step `start` on."""
     step = 0
-    for epoch in range(recipe.steps):
+    for epoch in range(recipe.steps if start < recipe.steps else 0):
         for rows in epoch_batches(examples, recipe, epoch):
             if step >= recipe.steps:
                 return
@@ -112,7 +55,6 @@ def stream_inputs(
     recipe: HeadRecipe,
     start: int,
     group: ProcessGroup,
-    lm_head: LMHead | None = None,
     kept: TeacherStates | None = None,
 ) -> Iterator[tuple[int, HeadInputs]]:
     """(step, inputs) from step `start` on, with a pass of the backbone at every step. kept: where
@@ -121,9 +63,9 @@ def stream_inputs(
         if not rows:
             yield step, _no_inputs(model, heads)
             continue
-        batch = make_batch(rows, recipe)
-        keep = None if kept is None else kept.keeper(step, batch)
-        yield step, head_inputs(model, heads, batch, recipe.soft_targets, lm_head, keep)
+        batch = collate(rows)
+        keep = None if kept is None else partial(kept.keep, step, batch)
+        yield step, head_inputs(model, batch, heads, keep)
 
 
 def _no_inputs(model: Any, heads: int) -> HeadInputs:
@@ -131,39 +73,35 @@ def _no_inputs(model: Any, heads: int) -> HeadInputs:
     device = model.get_input_embeddings().weight.device
     hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
     targets = torch.zeros(0, heads, dtype=torch.long, device=device)
-    none = targets[:, 0]
-    return HeadInputs(hidden.to(device), none, targets, none, ())
+    return HeadInputs(hidden.to(device), targets[:, 0], targets)
 
 
 def caching_inputs(
-    model: Any,
-    heads: int,
-    examples: Sequence[Example],
-    recipe: HeadRecipe,
-    lm_head: LMHead | None = None,
+    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe
 ) -> Generator[HiddenStates, None, HeadInputs]:
     """The inputs of all examples, by one pass of the backbone over each; an event a batch. Raises
     UsageError where there is no target."""
-    names: tuple[str, ...] = ()
-    parts: list[HeadInputs] = []
+    roots: list[Tensor] = []
+    targets: list[Tensor] = []
     hidden: Tensor | None = None  # of all, filled as they come: joined they were there twice
     done = tokens = count = 0
     for rows in epoch_batches(examples, recipe, 0):
-        batch = make_batch(rows, recipe)
-        inputs = head_inputs(model, heads, batch, recipe.soft_targets, lm_head)
+        batch = collate(rows)
+        inputs = head_inputs(model, batch, heads)
         if hidden is None:
             most = sum(sum(example.is_label) for example in examples)
             hidden = inputs.hidden.new_empty(most, inputs.hidden.shape[1])
         hidden[count : count + len(inputs.hidden)] = inputs.hidden
         count += len(inputs.hidden)
-        owners = inputs.owners + len(names)
-        parts.append(replace(inputs, hidden=hidden[:0], owners=owners))
-        names += inputs.names
+        roots.append(inputs.roots)
+        targets.append(inputs.targets)
         read = batch.examples
         done, tokens = done + len(read), tokens + sum(len(example.ids) for example in read)
         yield HiddenStates(done, len(examples), tokens)
     assert hidden is not None
-    return _joined(hidden[:count], parts, names)
+    if not count:
+        raise UsageError("no answer is long enough to train a head on: give longer answers")
+    return HeadInputs(hidden[:count], torch.cat(roots), torch.cat(targets))
 
 
 def cache_inputs(
@@ -179,21 +117,6 @@ def cache_inputs(
             return found
 
 
-def _joined(hidden: Tensor, parts: Sequence[HeadInputs], names: tuple[str, ...]) -> HeadInputs:
-    """All parts as one. hidden [n, d]: of all of them."""
-    roots = torch.cat([part.roots for part in parts])
-    targets = torch.cat([part.targets for part in parts])
-    owners = torch.cat([part.owners for part in parts])
-    if not len(hidden):
-        raise UsageError("no answer is long enough to train a head on: give longer answers")
-    soft = [part.soft for part in parts if part.soft is not None]
-    if not soft:
-        return HeadInputs(hidden, roots, targets, owners, names)
-    tokens = torch.cat([one.tokens for one in soft])
-    probabilities = torch.cat([one.probabilities for one in soft])
-    return HeadInputs(hidden, roots, targets, owners, names, SoftTargets(tokens, probabilities))
-
-
 def draw_inputs(
     cached: HeadInputs, recipe: HeadRecipe, start: int
 ) -> Iterator[tuple[int, HeadInputs]]:
@@ -204,4 +127,4 @@ def draw_inputs(
         epoch, index = divmod(step, count // size)
         generator = torch.Generator().manual_seed(recipe.seed + epoch)
         order = torch.randperm(count, generator=generator).to(cached.hidden.device)
-        yield step, cached[order[index * size : (index + 1) * size]]
+        yield step, cached.part(order[index * size : (index + 1) * size])

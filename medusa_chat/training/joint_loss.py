@@ -12,17 +12,18 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy, divergence
 from medusa_chat.training.data import Batch, Example, PackedRows, collate, group_by_length
 from medusa_chat.training.events import Evaluated
-from medusa_chat.training.hidden_states import make_batch
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,
     RANKS,
+    ROWS_AT_ONCE,
+    HeadInputs,
     HeadLosses,
     LMHead,
+    evaluated,
     head_targets,
     medusa_loss,
     run_decoder,
-    top_shares,
 )
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
@@ -46,10 +47,10 @@ def joint_loss(
     vocabulary of the heads' loss, of an LM head without an adapter. teacher_states: of these rows,
     see TeacherStates, where they are known."""
     base = model.get_base_model()
-    device, at_once = base.get_input_embeddings().weight.device, recipe.heads.rows_at_once
+    device = base.get_input_embeddings().weight.device
     if not rows:
         return _no_loss(heads, model, device, group)
-    batch = make_batch(rows, recipe.heads)
+    batch = collate(rows)
     labels = next_tokens(batch).to(device)
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), len(heads))
     targets = targets if short is None else short.columns(targets)
@@ -63,14 +64,14 @@ def joint_loss(
     hidden = run_decoder(base, batch)
     lm_head = LogitHead(base.get_output_embeddings(), base.config.get_text_config())
     trainable = list(base.get_output_embeddings().parameters())
-    teacher = _teacher_head(base)
-    lm = _lm_loss(lm_head, hidden[is_label], wanted, lm_count, at_once, teacher, trainable)
+    frozen = getattr(lm_head.linear, "base_layer", lm_head.linear)  # without its adapter
+    teacher = LogitHead(frozen, base.config.get_text_config())
+    lm = _lm_loss(lm_head, hidden[is_label], wanted, lm_count, teacher, trainable)
     counts = group.sum((targets != IGNORED).sum((0, 1)))
     roots = batch.next_ids.to(device)[is_target]
-    tensors = hidden[is_target], roots, targets[is_target]
-    settings = recipe.heads.decay, at_once, counts
+    inputs, decay = HeadInputs(hidden[is_target], roots, targets[is_target]), recipe.heads.decay
     drafted_by = lm_head if short is None else short.lm_head
-    medusa = medusa_loss(heads, drafted_by, *tensors, *settings, trainable=trainable)
+    medusa = medusa_loss(heads, drafted_by, *inputs, decay, labels=counts, trainable=trainable)
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
 
 
@@ -94,25 +95,17 @@ def _teacher_states(model: Any, batch: Batch, chosen: Tensor) -> Tensor:
         return run_decoder(model.get_base_model(), batch)[chosen]
 
 
-def _teacher_head(base: Any) -> LMHead:
-    """The LM head without its adapter."""
-    linear = base.get_output_embeddings()
-    return LogitHead(getattr(linear, "base_layer", linear), base.config.get_text_config())
-
-
 def _lm_loss(
     lm_head: LMHead,
     hidden: Tensor,
     wanted: Tensor,
     count: Tensor,
-    at_once: int,
     teacher: LMHead,
     trainable: Sequence[Tensor],
 ) -> Tensor:
     """The backbone's loss over hidden [n, d], a scalar in nats, divided by `count`, the labels of
     all processes: cross-entropy with token ids `wanted` [n] int64, or KL(teacher || backbone) with
-    the teacher's hidden states `wanted` [n, d]. Logits of at most `at_once` rows exist at a
-    time."""
+    the teacher's hidden states `wanted` [n, d]."""
 
     def chunk_loss(chunk: slice, rows: Tensor) -> Tensor:
         goal, logits = wanted[chunk], lm_head(rows).float()
@@ -122,7 +115,7 @@ def _lm_loss(
             aim = teacher(goal).float()
         return divergence(logits, aim) / count
 
-    return chunked_sum(chunk_loss, hidden, at_once, trainable)
+    return chunked_sum(chunk_loss, hidden, ROWS_AT_ONCE, trainable)
 
 
 @torch.no_grad()
@@ -130,13 +123,8 @@ def evaluate_jointly(
     model: Any, heads: MedusaHeads, examples: Sequence[Example], recipe: JointRecipe, step: int
 ) -> Evaluated:
     """Losses (nats) of the backbone and of every head over the examples, each over its labels."""
-    unpacked = replace(recipe, heads=replace(recipe.heads, sequence_length=0))
     groups = group_by_length(examples, recipe.heads.batch_tokens, recipe.heads.seed)
-    results = [joint_loss(model, heads, [[e] for e in group], unpacked, 1.0) for group in groups]
+    results = [joint_loss(model, heads, group, recipe, 1.0) for group in groups]
     counts = [int((next_tokens(collate(group)) != IGNORED).sum()) for group in groups]
-    labels = torch.stack([r.labels for r in results]).sum(0)
-    sums = torch.stack([r.losses * r.labels for r in results]).sum(0)
-    hits = torch.stack([r.hits for r in results]).sum(0)
     lm = sum(float(r.lm or 0.0) * n for r, n in zip(results, counts, strict=True))
-    losses = tuple((sums / labels.clamp(min=1)).tolist())
-    return Evaluated(step, losses, top_shares(hits, labels), lm / max(sum(counts), 1))
+    return evaluated(step, results, lm / max(sum(counts), 1))

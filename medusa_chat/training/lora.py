@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from medusa_chat.checkpoints.adapters import wrapped_by_peft
 from medusa_chat.training.adapted_linear import fuse_adapters
 from medusa_chat.training.stage_recipes import JointRecipe
 
@@ -14,7 +15,7 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
     """The model, frozen, wrapped by peft with a new LoRA on every linear layer and the LM head; and
     the names of these layers. An LM head that is tied to the embeddings has none: it would change
     the embeddings as well."""
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     names = linear_names(model)
     config = LoraConfig(
@@ -25,7 +26,7 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
         target_modules=list(names),
     )
     torch.manual_seed(recipe.heads.seed)
-    wrapped = get_peft_model(model.requires_grad_(False), config)
+    wrapped = wrapped_by_peft(model.requires_grad_(False), config)
     fuse_adapters(wrapped)
     return wrapped, names
 

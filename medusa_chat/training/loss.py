@@ -1,8 +1,8 @@
 """The loss of the heads on the backbone's hidden states (Medusa-1)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
 from medusa_chat.training.data import Batch
-from medusa_chat.training.events import TopShares
+from medusa_chat.training.events import Evaluated, TopShares
 
 IGNORED = -100  # a target where a head has no label
 RANKS = 5  # predictions of a head that are counted while it learns
-CHUNK = 512  # rows whose logits exist at a time
+ROWS_AT_ONCE = 512  # whose logits exist at a time
 LMHead = Callable[[Tensor], Tensor]
 
 
@@ -31,20 +31,6 @@ class HeadLosses:
     hits: Tensor
     labels: Tensor
     lm: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class SoftTargets:
-    """The backbone's own distribution at the positions that the heads predict: its R most probable
-    tokens [n, K, R] int32 and their probabilities [n, K, R] float32, which are normalised to a sum
-    of 1. Where a head has no target the values have no meaning. A head learns more from them than
-    from the one token of the data."""
-
-    tokens: Tensor
-    probabilities: Tensor
-
-    def __getitem__(self, chosen: Any) -> "SoftTargets":
-        return SoftTargets(self.tokens[chosen], self.probabilities[chosen])
 
 
 def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
@@ -63,12 +49,24 @@ def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
     return targets
 
 
-def hidden_and_targets(
+class HeadInputs(NamedTuple):
+    """The n positions at which any head has a target: hidden [n, d] in the backbone's dtype,
+    roots [n] and targets [n, K] int64."""
+
+    hidden: Tensor
+    roots: Tensor
+    targets: Tensor
+
+    def part(self, chosen: Tensor) -> "HeadInputs":
+        """The positions at some indices int64 [m]."""
+        return HeadInputs(*(tensor[chosen] for tensor in self))
+
+
+def head_inputs(
     model: Any, batch: Batch, heads: int, keep: Callable[[Tensor], None] | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """At the n positions where any head has a target: hidden states after the final norm [n, d] in
-    the model's dtype, roots [n] and targets [n, K] int64, and the index of the batch's example [n]
-    int64. keep: is given the hidden states [b, t, d]."""
+) -> HeadInputs:
+    """Run the frozen backbone over a batch: the inputs, on its device, of hidden states after the
+    final norm. keep: is given the hidden states [b, t, d]."""
     device = model.get_input_embeddings().weight.device
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
@@ -78,55 +76,7 @@ def hidden_and_targets(
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
     roots = batch.next_ids.to(device)[chosen]
-    return hidden[chosen], roots, targets[chosen], owners_of(batch, chosen)
-
-
-def hidden_and_soft_targets(
-    model: Any, batch: Batch, heads: int, lm_head: LMHead, count: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, SoftTargets]:
-    """As hidden_and_targets: hidden [n, d], roots, targets and owners int64 [n], [n, K] and [n];
-    with the
-    backbone's `count` most probable tokens for each target: tokens int32 and probabilities float32
-    [n, K, count]."""
-    device = model.get_input_embeddings().weight.device
-    is_label = batch.is_label.to(device)
-    targets = head_targets(batch.ids.to(device), is_label, heads)
-    with torch.inference_mode():
-        hidden = run_decoder(model, batch)
-        tokens, probabilities = _most_probable(hidden, is_label, lm_head, count)
-        soft = SoftTargets(_shifted(tokens, heads), _shifted(probabilities, heads))
-    chosen = (targets != IGNORED).any(-1)
-    roots = batch.next_ids.to(device)[chosen]
-    return hidden[chosen], roots, targets[chosen], owners_of(batch, chosen), soft[chosen]
-
-
-def _most_probable(
-    hidden: Tensor, is_label: Tensor, lm_head: LMHead, count: int
-) -> tuple[Tensor, Tensor]:
-    """hidden [b, t, d] -> tokens [b, t, R] int32 and probabilities [b, t, R] float32 of the token
-    after every position, where that token is a label; zeros elsewhere."""
-    precedes_label = torch.zeros_like(is_label)
-    precedes_label[:, :-1] = is_label[:, 1:]
-    shape = (*is_label.shape, count)
-    tokens = torch.zeros(shape, dtype=torch.int32, device=hidden.device)
-    probabilities = torch.zeros(shape, device=hidden.device)
-    for positions in precedes_label.nonzero().split(CHUNK):
-        at = positions.unbind(-1)
-        logits = lm_head(hidden[at]).float()
-        best = logits.softmax(-1).topk(min(count, logits.shape[-1]))
-        missing = (0, count - best.values.shape[-1])
-        tokens[at] = F.pad(best.indices, missing).int()
-        probabilities[at] = F.pad(best.values / best.values.sum(-1, keepdim=True), missing)
-    return tokens, probabilities
-
-
-def _shifted(values: Tensor, heads: int) -> Tensor:
-    """values [b, t, R] -> [b, t, K, R]: entry [t, k] is the value at t + k + 1, where the backbone
-    predicts the token that head k (from 0) predicts at t."""
-    found = values.new_zeros(*values.shape[:2], heads, values.shape[2])
-    for head in range(min(heads, values.shape[1] - 1)):
-        found[:, : -head - 1, head] = values[:, head + 1 :]
-    return found
+    return HeadInputs(hidden[chosen], roots, targets[chosen])
 
 
 def run_decoder(model: Any, batch: Batch) -> Tensor:
@@ -134,18 +84,11 @@ def run_decoder(model: Any, batch: Batch) -> Tensor:
     do not attend to one another."""
     device = model.get_input_embeddings().weight.device
     inputs = {"input_ids": batch.ids.to(device)}
-    if batch.positions is not None:
+    if batch.is_packed:
         inputs["attention_mask"] = batch.mask(model.dtype, device)
         inputs["position_ids"] = batch.positions.to(device)
     hidden: Tensor = model.get_decoder()(use_cache=False, **inputs).last_hidden_state
     return hidden
-
-
-def owners_of(batch: Batch, chosen: Tensor) -> Tensor:
-    """chosen [b, t] bool -> [n] int64: the index of the example that each chosen position is of."""
-    if batch.owners is None:
-        return chosen.nonzero()[:, 0]
-    return batch.owners.to(chosen.device)[chosen]
 
 
 def medusa_loss(
@@ -155,19 +98,16 @@ def medusa_loss(
     roots: Tensor,
     targets: Tensor,
     decay: float = 0.8,
-    rows_at_once: int = 512,
+    rows_at_once: int = ROWS_AT_ONCE,
     labels: Tensor | None = None,
-    soft: SoftTargets | None = None,
     trainable: Iterable[Tensor] = (),
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
-    hidden [n, d], roots int64 [n],
-    targets [n, K] int64 with IGNORED where a head has none. CE_k is the mean over
-    the labels of head k, or over `labels` [K] int64 where these rows are only a part of them. soft:
-    distributions that are learnt instead of the targets. trainable: what has gradients beside the
-    heads and `hidden`, as the adapter of the LM head. Logits of at most `rows_at_once` rows exist
-    at a time.
+    hidden [n, d], roots int64 [n], targets [n, K] int64 with IGNORED where a head has none. CE_k
+    is the mean over the labels of head k, or over `labels` [K] int64 where these rows are only a
+    part of them. trainable: what has gradients beside the heads and `hidden`, as the adapter of
+    the LM head. Logits of at most `rows_at_once` rows exist at a time.
     """
     labels = (targets != IGNORED).sum(0) if labels is None else labels
     count = labels.clamp(min=1)
@@ -175,8 +115,7 @@ def medusa_loss(
     parts: list[tuple[Tensor, Tensor]] = []
 
     def chunk_loss(chunk: slice, rows: Tensor) -> Tensor:
-        wanted = None if soft is None else soft[chunk]
-        sums, hits = _sums(heads, lm_head, rows, roots[chunk], targets[chunk], wanted)
+        sums, hits = _sums(heads, lm_head, rows, roots[chunk], targets[chunk])
         parts.append((sums.detach(), hits))
         return (weights * sums).sum()
 
@@ -186,30 +125,27 @@ def medusa_loss(
 
 
 def _sums(
-    heads: MedusaHeads,
-    lm_head: LMHead,
-    hidden: Tensor,
-    roots: Tensor,
-    targets: Tensor,
-    soft: SoftTargets | None,
+    heads: MedusaHeads, lm_head: LMHead, hidden: Tensor, roots: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """hidden [n, d], roots [n],
-    targets [n, K] -> sums of the cross-entropy [K] float32 in nats and hits of
-    each rank [K, RANKS] int64."""
+    """hidden [n, d], roots [n], targets [n, K] -> sums of the cross-entropy [K] float32 in nats
+    and hits of each rank [K, RANKS] int64."""
     with half_precision(hidden):
         logits = heads(hidden, roots, lm_head).float()
     wanted = targets.T
-    if soft is None:
-        losses = cross_entropy(logits, wanted, IGNORED)
-    else:
-        tokens = soft.tokens.transpose(0, 1).long()
-        log_probabilities = logits.log_softmax(-1).gather(-1, tokens)
-        losses = -(soft.probabilities.transpose(0, 1) * log_probabilities).sum(-1)
-        losses = losses.masked_fill(wanted == IGNORED, 0.0)
+    losses = cross_entropy(logits, wanted, IGNORED)
     best = logits.detach().topk(min(RANKS, logits.shape[-1]), dim=-1).indices
     hits = (best == wanted.unsqueeze(-1)).sum(1)
     hits = F.pad(hits, (0, RANKS - hits.shape[1]))
     return losses.sum(1), hits
+
+
+def evaluated(step: int, results: Sequence[HeadLosses], lm: float | None = None) -> Evaluated:
+    """Losses and accuracies over the rows of all results, each head's over its own labels. lm: the
+    backbone's own loss."""
+    labels = torch.stack([r.labels for r in results]).sum(0).clamp(min=1)
+    losses = torch.stack([r.losses * r.labels for r in results]).sum(0) / labels
+    hits = torch.stack([r.hits for r in results]).sum(0)
+    return Evaluated(step, tuple(losses.tolist()), top_shares(hits, labels), lm)
 
 
 def top_shares(hits: Tensor, labels: Tensor) -> TopShares:

@@ -8,24 +8,22 @@ from torch import Tensor, nn
 
 from medusa_chat.checkpoints.devices import has_fast_bf16
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.training.stage_recipes import HeadRecipe
 
+MOMENTUM = 0.95  # of Muon
 Optimizers = list[tuple[torch.optim.Optimizer, float]]
 
 
-def head_optimizers(
-    heads: MedusaHeads, kind: str, rate: float, other_rate: float, decay: float
-) -> Optimizers:
-    """kind "muon": Muon at `rate` for the matrices of the layers and of the root,
-    AdamW at `other_rate`
-    for all other parameters. "adamw": AdamW at `rate` for all. decay: the weight decay."""
-    if kind == "adamw":
+def head_optimizers(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
+    """The recipe's optimizers of the heads: with Muon that one is for the matrices of the layers
+    and of the root, and AdamW for all other parameters."""
+    rate, decay = recipe.learning_rate, recipe.weight_decay
+    if recipe.optimizer == "adamw":
         return [adamw(heads.parameters(), rate, decay)]
     matrices = [p for p in (heads.weight, heads.root_weight) if p is not None]
     rest = [p for p in heads.parameters() if all(p is not one for one in matrices)]
-    return [
-        (Muon(matrices, rate, weight_decay=decay), rate),
-        adamw(rest, other_rate, decay),
-    ]
+    muon = Muon(matrices, rate, decay), rate
+    return [muon, adamw(rest, recipe.other_learning_rate, decay)]
 
 
 def adamw(
@@ -58,13 +56,9 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.01,
+        self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.01
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Plan: the time, memory and disk space that a training will need, by one timed batch a stage."""
+"""Plan: the steps, memory and disk space that a training will need."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,12 +11,10 @@ from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example
 from medusa_chat.training.hidden_states import epoch_batches
 from medusa_chat.training.lora import adapter_size, is_tied
-from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.resolve_recipe import SOFT_TARGET_BYTES, joint_recipe
+from medusa_chat.training.loss import ROWS_AT_ONCE
+from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import TrainingSetup
-from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.step_timing import batch_seconds, joint_batch_seconds
 from medusa_chat.training.teacher_states import BYTES, needs_teacher_twice
 from medusa_chat.units import gb
 
@@ -25,10 +23,9 @@ FEW_STEPS = 50
 
 @dataclass(frozen=True)
 class Plan:
-    """The amount of work of a training. rows, held_out: examples. tokens, labels: of both. seconds:
-    of the steps alone, from one timed batch of each stage. memory_bytes: the estimated peak.
-    disk_bytes: of all that is written; free_bytes: free where it is written. notes: what was
-    decided and why."""
+    """The amount of work of a training. rows, held_out: examples. tokens, labels: of both.
+    memory_bytes: the estimated peak. disk_bytes: of all that is written; free_bytes: free where it
+    is written. notes: what was decided and why."""
 
     backbone: str
     method: str
@@ -40,7 +37,6 @@ class Plan:
     tokens: int
     labels: int
     steps: int
-    seconds: float
     memory_bytes: int
     disk_bytes: int
     free_bytes: int
@@ -57,7 +53,7 @@ def memory_bytes(
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     states = 2 if heads.weight.is_cuda else 8  # AdamW in 8 bit there
     trained = (sum(p.numel() for p in heads.parameters()) + adapter) * (12 + states)
-    logits = 3 * 4 * recipe.rows_at_once * len(heads) * config.vocab_size
+    logits = 3 * 4 * ROWS_AT_ONCE * len(heads) * config.vocab_size
     width = config.hidden_size * model.dtype.itemsize
     passes = recipe.batch_tokens * width * (12 * (config.num_hidden_layers if adapter else 2))
     return int(weights + trained + logits + passes + cached)
@@ -89,10 +85,8 @@ def plan(
     examples: Sequence[Example],
     held_out: Sequence[Example],
     stage: HeadRecipe,
-    short: ShortVocabulary | None = None,
 ) -> Plan:
-    """The plan of a training whose head settings are `stage`. short: see train_heads.
-    Raises UsageError where the disk has
+    """The plan of a training whose head settings are `stage`. Raises UsageError where the disk has
     too little space."""
     recipe, model = request.recipe, setup.model
     is_joint = recipe.method == "medusa-2"
@@ -112,8 +106,7 @@ def plan(
     adapter = adapter_size(model, recipe.lora_rank) if is_joint else 0
     labels = sum(sum(example.is_label) for example in examples)
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
-    soft = recipe.heads * recipe.soft_targets * SOFT_TARGET_BYTES
-    cached = labels * (width + soft) if stage.cache_hidden else 0
+    cached = labels * width if stage.cache_hidden else 0
     if needs_teacher_twice(recipe):
         states = labels * width * stage.steps // len(epoch_batches(examples, stage, 0))
         cached += min(states, BYTES.get(setup.device.type, 0))
@@ -129,37 +122,8 @@ def plan(
         tokens=sum(len(example.ids) for example in every),
         labels=sum(sum(example.is_label) for example in every),
         steps=stage.steps * (2 if has_head_stage else 1),
-        seconds=_seconds(setup, heads, examples, recipe, stage, short),
         memory_bytes=memory_bytes(model, heads, stage, adapter, cached),
         disk_bytes=needed,
         free_bytes=require_room(request.output.resolve().parent, needed),
         notes=tuple(notes),
     )
-
-
-def _seconds(
-    setup: TrainingSetup,
-    heads: MedusaHeads,
-    examples: Sequence[Example],
-    recipe: Recipe,
-    stage: HeadRecipe,
-    short: ShortVocabulary | None,
-) -> float:
-    """Seconds of all steps of the stages that the recipe has."""
-    seconds = teacher = 0.0
-    if recipe.method == "medusa-1" or recipe.stages == 2:
-        timed = batch_seconds(setup.model, setup.lm_head, heads, examples, stage, short)
-        seconds = head_stage_seconds(*timed, len(epoch_batches(examples, stage, 0)), stage)
-        teacher = timed[0] if needs_teacher_twice(recipe) else 0.0
-    if recipe.method == "medusa-2":
-        joint = joint_recipe(recipe, stage)
-        both = joint_batch_seconds(setup.model, heads, examples, joint, short)
-        seconds += (both - teacher) * stage.steps
-    return seconds
-
-
-def head_stage_seconds(forward: float, learn: float, batches: int, stage: HeadRecipe) -> float:
-    """Seconds of the stage of the heads alone. forward, learn: of one batch; batches: of an epoch,
-    which the backbone reads once where its hidden states are kept."""
-    passes = batches if stage.cache_hidden else stage.steps
-    return passes * forward + learn * stage.steps

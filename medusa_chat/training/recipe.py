@@ -37,10 +37,8 @@ class Recipe:
     programs' heads do not. lambda0: weight of the heads' loss beside the backbone's; with "sine"
     it grows from 0. distill: the backbone answers the prompts itself, at `temperature` and with at
     most `answer_tokens` tokens; in Medusa-2 it is also its own teacher. self_talk: number of
-    questions that it adds to a conversation after the last one. soft_targets: number of the
-    backbone's most probable tokens that are learnt at each position instead of the token of the
-    data (medusa-1). output: of Medusa-2, a whole model or an adapter with heads.
-    Raises UsageError for a value out of range.
+    questions that it adds to a conversation after the last one. output: of Medusa-2, a whole model
+    or an adapter with heads. Raises UsageError for a value out of range.
     """
 
     name: str = "default"
@@ -54,7 +52,6 @@ class Recipe:
     temperature: float = within(0.0, 2.0, 0.3)
     answer_tokens: int = within(4, 100_000, 512)
     self_talk: int = within(0, 16, 0)
-    soft_targets: int = within(0, 64, 0)
     optimizer: str = "muon"
     epochs: int = within(1, 1000, 2)
     max_steps: int | None = within(1, 10_000_000, None)
@@ -83,8 +80,6 @@ class Recipe:
                 raise UsageError(f"{_option(name)} is {getattr(self, name)!r}: choose {choice}")
         if self.self_talk and not self.distill:
             raise UsageError("self-talk needs distill: add --distill, or omit --self-talk")
-        if self.soft_targets and self.method != "medusa-1":
-            raise UsageError("soft-targets work only with medusa-1: omit them with medusa-2")
 
     @property
     def head_learning_rate(self) -> float:

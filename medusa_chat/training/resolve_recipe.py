@@ -10,7 +10,6 @@ from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 
 CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # most memory of cached hidden states
-SOFT_TARGET_BYTES = 8  # a token and its probability
 
 
 def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) -> HeadRecipe:
@@ -29,10 +28,12 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
         weight_decay=recipe.weight_decay,
         seed=recipe.seed,
         optimizer=recipe.optimizer,
-        soft_targets=recipe.soft_targets,
         sequence_length=min(setup.length, recipe.batch_tokens) if packs else 0,
     )
-    steps = recipe.max_steps or recipe.epochs * _steps_in_epoch(base, examples, labels)
+    in_epoch = max(labels // base.batch_labels, 1)  # about as many as batches of whole examples
+    if not base.cache_hidden:
+        in_epoch = len(epoch_batches(examples, base, 0))
+    steps = recipe.max_steps or recipe.epochs * in_epoch
     interval = max(steps // 10, 1)
     return replace(
         base,
@@ -46,16 +47,8 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
 def _caches(recipe: Recipe, labels: int, setup: TrainingSetup) -> bool:
     """Whether hidden states are to be cached."""
     width = setup.config.get_text_config().hidden_size * (2 if setup.precision != "fp32" else 4)
-    width += recipe.heads * recipe.soft_targets * SOFT_TARGET_BYTES
     is_asked = recipe.cache and recipe.method == "medusa-1" and recipe.epochs > 1
     return is_asked and labels * width <= CACHE_BYTES.get(setup.device.type, 0)
-
-
-def _steps_in_epoch(recipe: HeadRecipe, examples: Sequence[Example], labels: int) -> int:
-    """Batches of an epoch; with cached hidden states there are about as many of them as labels."""
-    if recipe.cache_hidden:
-        return max(labels // recipe.batch_labels, 1)
-    return len(epoch_batches(examples, recipe, 0))
 
 
 def joint_recipe(recipe: Recipe, heads: HeadRecipe) -> JointRecipe:

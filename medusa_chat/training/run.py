@@ -9,11 +9,9 @@ from pathlib import Path
 
 import torch
 
-from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
-from medusa_chat.training.data import Example
 from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.distill_stage import distill, distilled_examples, keep_answers
 from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
@@ -23,7 +21,7 @@ from medusa_chat.training.joint import train_jointly
 from medusa_chat.training.lora import adapter_tensors, add_adapter
 from medusa_chat.training.plan import Plan, plan
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.recipe import Recipe, TrainRequest
+from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
@@ -96,14 +94,17 @@ def _train(
 ) -> Iterator[Event]:
     """Plan, train the stages of the recipe, calibrate and write the checkpoint."""
     recipe = request.recipe
-    examples, held_out = data = split(encoded.examples, recipe.seed)
-    heads = _new_heads(setup, recipe)
+    examples, held_out = split(encoded.examples, recipe.seed)
+    torch.manual_seed(recipe.seed)
+    lm_head = setup.model.get_output_embeddings()
+    embedding = setup.model.get_input_embeddings() if recipe.root else None
+    heads = new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head, embedding)
     stage = head_recipe(recipe, examples, setup)
     if group.size > 1 and stage.cache_hidden:
         setup.notes.append("hidden states are not cached: several processes stream the data")
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
     short = learnt_vocabulary(setup, recipe, tokens)
-    yield plan(request, setup, heads, examples, held_out, stage, short)
+    yield plan(request, setup, heads, examples, held_out, stage)
     kept = teacher_states(recipe, setup.device)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
@@ -119,37 +120,16 @@ def _train(
         adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()
         del wrapped  # the merge reads the backbone again, into the memory of this one
-    if group.is_first:
-        yield from _finish(request, setup, heads, adapter, conversations, data, tokens, folder)
-
-
-def _new_heads(setup: TrainingSetup, recipe: Recipe) -> MedusaHeads:
-    torch.manual_seed(recipe.seed)
-    lm_head = setup.model.get_output_embeddings()
-    embedding = setup.model.get_input_embeddings() if recipe.root else None
-    return new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head, embedding)
-
-
-def _finish(
-    request: TrainRequest,
-    setup: TrainingSetup,
-    heads: MedusaHeads,
-    adapter: Adapter,
-    conversations: list[Conversation],
-    data: tuple[list[Example], list[Example]],
-    tokens: tuple[int, ...],
-    folder: Path,
-) -> Iterator[Event]:
-    """Calibrate the heads and write the checkpoint. data: examples learnt from, and held out;
-    tokens: the shortlist."""
+    if not group.is_first:
+        return
     yield Stage("calibration")
-    calibrated = calibrate_heads(setup, heads, conversations, data[1], folder, tokens)
+    calibrated = calibrate_heads(setup, heads, conversations, held_out, folder, tokens)
     calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
     size = write_output(request, setup, heads, calibrated, adapter)
-    kept = keep_answers(folder, request.output)
+    answers = keep_answers(folder, request.output)
     shutil.rmtree(folder, ignore_errors=True)
-    yield Written(str(request.output), size, "" if kept is None else str(kept))
+    yield Written(str(request.output), size, "" if answers is None else str(answers))
 
 
 @contextmanager

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.training.hidden_states import HeadInputs
 from medusa_chat.training.lora import is_tied
-from medusa_chat.training.loss import IGNORED, SoftTargets
+from medusa_chat.training.loss import IGNORED
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.setup import TrainingSetup
 
@@ -63,20 +62,9 @@ class ShortVocabulary:
         places[chosen] = torch.arange(len(tokens), device=weight.device)
         return cls(short, places)
 
-    def inputs(self, inputs: HeadInputs) -> HeadInputs:
-        """The inputs with targets as columns; those outside of the list are IGNORED, and have a
-        probability of 0 among soft targets."""
-        targets = self.columns(inputs.targets)
-        if inputs.soft is None:
-            return replace(inputs, targets=targets)
-        columns = self.columns(inputs.soft.tokens.long())
-        shares = inputs.soft.probabilities.masked_fill(columns == IGNORED, 0.0)
-        shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)
-        soft = SoftTargets(columns.clamp(min=0).int(), shares)
-        return replace(inputs, targets=targets, soft=soft)
-
     def columns(self, tokens: Tensor) -> Tensor:
-        """tokens int64, IGNORED among them -> columns int64 of the same shape."""
+        """tokens int64, IGNORED among them -> columns int64 of the same shape, IGNORED for those
+        outside of the list."""
         found = self.places[tokens.clamp(min=0)]
         return found.masked_fill(tokens == IGNORED, IGNORED)
 

@@ -13,10 +13,8 @@ class HeadRecipe:
     the examples into rows of so many tokens (0: one example a row, similar lengths together).
     cache_hidden: run the backbone once over all examples, keep the hidden states (d values a label)
     and draw batches of batch_labels from them; otherwise run it at every step over a batch of
-    batch_tokens. decay: the loss of head k (from 1) has the weight decay^k. clip: largest norm of
-    the gradients. rows_at_once: rows whose logits exist at a time. evaluate_every, save_every:
-    steps; both also happen after the last step. soft_targets: number of the backbone's most
-    probable tokens that are learnt at each position (0: the token of the data).
+    batch_tokens. decay: the loss of head k (from 1) has the weight decay^k. evaluate_every,
+    save_every: steps; both also happen after the last step.
     """
 
     steps: int = 500
@@ -28,14 +26,11 @@ class HeadRecipe:
     warmup_steps: int = 20
     decay: float = 0.8
     weight_decay: float = 0.0
-    clip: float = 1.0
-    rows_at_once: int = 512
     evaluate_every: int = 100
     save_every: int = 100
     seed: int = 0
     optimizer: str = "muon"
     sequence_length: int = 0
-    soft_targets: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """TeacherStates: what the stage of the heads alone has computed of the teacher of the joint one."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -22,16 +20,12 @@ class TeacherStates:
         self._left = most
         self._states: dict[int, Tensor] = {}
 
-    def keeper(self, step: int, batch: Batch) -> Callable[[Tensor], None]:
-        """What keeps the hidden states [b, t, d] of the batch of a step."""
-
-        def keep(hidden: Tensor) -> None:
-            chosen = hidden[(next_tokens(batch) != IGNORED).to(hidden.device)]
-            self._left -= chosen.nbytes
-            if self._left >= 0:
-                self._states[step] = chosen
-
-        return keep
+    def keep(self, step: int, batch: Batch, hidden: Tensor) -> None:
+        """Keep the hidden states [b, t, d] of the batch of a step."""
+        chosen = hidden[(next_tokens(batch) != IGNORED).to(hidden.device)]
+        self._left -= chosen.nbytes
+        if self._left >= 0:
+            self._states[step] = chosen
 
     def take(self, step: int) -> Tensor | None:
         """The states [n, d] of a step, which are kept no longer; None where they were not."""

@@ -1,36 +1,36 @@
 """The optimizer steps of a training stage, whatever its loss."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.training.events import Evaluated, TrainStep
 from medusa_chat.training.loss import HeadLosses, top_shares
-from medusa_chat.training.optimizers import Optimizers, head_optimizers, share_of_peak
-from medusa_chat.training.process_group import ALONE, ProcessGroup
+from medusa_chat.training.optimizers import Optimizers, share_of_peak
+from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.stage_recipes import HeadRecipe
 
 T = TypeVar("T")
+CLIP = 1.0  # largest norm of the gradients
 
 
 def run_steps(
     batches: Iterator[tuple[int, T]],
     loss: Callable[[int, T], HeadLosses],
-    faulty: Callable[[int, T], Iterable[str]],
     parameters: Sequence[nn.Parameter],
     optimizers: Optimizers,
     recipe: HeadRecipe,
     save: Callable[[int], None],
-    group: ProcessGroup = ALONE,
-) -> Iterator[TrainStep]:
+    evaluate: Callable[[int], Evaluated] | None,
+    group: ProcessGroup,
+) -> Iterator[TrainStep | Evaluated]:
     """One optimizer step for each (step, batch). save(steps done) is called when it is due, and
-    when the generator is closed between two steps. faulty(step, batch): names of the examples whose
-    loss is not finite by itself. Raises MedusaChatError with these when the loss is not finite."""
+    when the generator is closed between two steps; evaluate(steps done) when that is due, if it is
+    given. Raises MedusaChatError when the loss is not finite."""
     saved = done = 0
     try:
         for step, batch in batches:
@@ -38,40 +38,29 @@ def run_steps(
             result = loss(step, batch)
             total = group.sum(result.total.detach().clone()).item()
             if not math.isfinite(total):
-                raise MedusaChatError(_not_finite(step, faulty(step, batch)))
+                raise MedusaChatError(
+                    f"the loss is not finite at step {step + 1}: lower --learning-rate, or use "
+                    "another --precision or --backbone"
+                )
             result.total.backward()
             _sum_gradients(parameters, group)
-            _update(parameters, optimizers, recipe.clip)
+            _update(parameters, optimizers)
             done = step + 1
             if is_due(done, recipe.save_every, recipe.steps):
                 save(done)
                 saved = done
             yield _train_step(done, recipe, result, total, share * recipe.learning_rate, group)
+            if evaluate is not None and is_due(done, recipe.evaluate_every, recipe.steps):
+                yield evaluate(done)
     except GeneratorExit:
         if done > saved:
             save(done)
         raise
 
 
-def with_evaluations(
-    steps: Iterator[TrainStep], recipe: HeadRecipe, evaluate: Callable[[int], Evaluated] | None
-) -> Iterator[TrainStep | Evaluated]:
-    """The steps, with evaluate(steps done) after each that asks for it; None: the steps alone."""
-    for event in steps:
-        yield event
-        if evaluate is not None and is_due(event.step, recipe.evaluate_every, recipe.steps):
-            yield evaluate(event.step)
-
-
 def is_due(done: int, every: int, steps: int) -> bool:
     """Whether something is due that happens every `every` steps, and after the last step."""
     return done % every == 0 or done == steps
-
-
-def optimizers_of(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
-    """The recipe's optimizers of the heads, each with its peak learning rate."""
-    rates = (recipe.learning_rate, recipe.other_learning_rate)
-    return head_optimizers(heads, recipe.optimizer, *rates, recipe.weight_decay)
 
 
 def _set_learning_rates(optimizers: Optimizers, step: int, recipe: HeadRecipe) -> float:
@@ -94,20 +83,11 @@ def _sum_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> N
         group.sum(parameter.grad)
 
 
-def _update(parameters: Sequence[nn.Parameter], optimizers: Optimizers, clip: float) -> None:
-    nn.utils.clip_grad_norm_(parameters, clip)
+def _update(parameters: Sequence[nn.Parameter], optimizers: Optimizers) -> None:
+    nn.utils.clip_grad_norm_(parameters, CLIP)
     for optimizer, _ in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-
-
-def _not_finite(step: int, places: Iterable[str]) -> str:
-    found = list(dict.fromkeys(place or "an example without a name" for place in places))
-    names = ", ".join(found[:3]) or "no single example"
-    return (
-        f"the loss is not finite at step {step + 1} (caused by {names}): check the data, or lower "
-        "--learning-rate"
-    )
 
 
 def _train_step(

@@ -12,12 +12,12 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.checkpoint_writer import (
     Calibrated,
     heads_config,
-    model_card,
     write_adapter,
     write_checkpoint,
     write_heads,
     write_json,
 )
+from medusa_chat.training.model_card import model_card
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import TrainingSetup
 

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from medusa_chat.errors import UsageError
+from medusa_chat.paths import can_write
 from medusa_chat.training.checkpoint_writer import write_json
 from medusa_chat.training.recipe import TrainRequest
 
@@ -27,7 +27,7 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
         raise UsageError(f"{output} exists: give another --output, or move it away")
     if not output.resolve().parent.is_dir():
         raise UsageError(f"{output} cannot be written: create its parent folder first")
-    if not os.access(output.resolve().parent, os.W_OK):
+    if not can_write(output.resolve().parent):
         raise UsageError(f"{output} cannot be written: you may not write in its parent folder")
     if holds_work(folder) and not request.resume:
         raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")

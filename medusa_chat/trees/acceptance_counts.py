@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
+from medusa_chat.decoding.settings import GREEDY
 from medusa_chat.trees.acceptance_fold import AcceptanceFold, Count, whole_number
 
 RANKS = 10  # of each head that are counted
 MOST_STEPS = 20_000  # then every count is halved, so that recent chats weigh more
-GREEDY = 1e-3  # a temperature below it decodes greedily
 
 
 @dataclass

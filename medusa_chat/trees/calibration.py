@@ -8,10 +8,8 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError, UsageError
 
 CALIBRATION_FILE = "medusa_calibration.json"
-
-
-# what is there is no calibration
-MISSHAPEN = (ValueError, TypeError, AttributeError, RecursionError, UsageError)
+# what reading something else raises
+MISSHAPEN = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 def _tokens(listed: object) -> tuple[int, ...]:
@@ -81,7 +79,7 @@ class Calibration:
                 rates=tuple(rates),
                 shortlist=_tokens(values.get("shortlist", [])),
             )
-        except (ArithmeticError, LookupError, *MISSHAPEN) as error:
+        except (*MISSHAPEN, UsageError) as error:
             raise _invalid(file, error) from error
 
 

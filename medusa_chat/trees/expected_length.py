@@ -30,8 +30,3 @@ def expected_lengths(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
         )
     values = (node_value(choice, accuracies) for choice in tree.choices[1:])
     return tuple(accumulate(values, initial=1.0))
-
-
-def expected_length(tree: Tree, accuracies: Accuracies) -> float:
-    """Expected tokens a step with the whole tree. Raises UsageError as expected_lengths does."""
-    return expected_lengths(tree, accuracies)[-1]

@@ -20,14 +20,13 @@ class Pick:
         return self.tokens / self.overhead
 
 
-def pick(costs: StepCosts, expected: Sequence[float], length: int, most: int | None = None) -> Pick:
+def pick(costs: StepCosts, expected: Sequence[float], length: int) -> Pick:
     """The measured size with the best expected tokens over step time; plain decoding wins a tie.
 
-    expected[m - 1]: tokens a step with the first m nodes (`expected_lengths`). most: the largest
-    size that may be chosen. Only measured sizes are considered, and the whole tree, also where its
-    size was not measured.
+    expected[m - 1]: tokens a step with the first m nodes (`expected_lengths`). Only measured sizes
+    are considered, and the whole tree, also where its size was not measured.
     """
-    end = min(len(expected), most or len(expected), costs.sizes[-1])
+    end = min(len(expected), costs.sizes[-1])
     sizes = [m for m in costs.sizes if m < end] + [end]
     found = [Pick(m, expected[m - 1], costs.overhead(m, length)) for m in sizes]
     return max(found, key=lambda p: p.speedup)  # of equal ones the first, the smallest

@@ -11,6 +11,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 
 MAX_BYTES = 1_000_000
+RANKS = 10  # of each head of `published_accuracies`
 
 
 def tree_names() -> tuple[str, ...]:
@@ -35,19 +36,19 @@ def load_tree(name: str, nodes: int | None = None) -> Tree:
     return tree.head(nodes)
 
 
-def published_accuracies(ranks: int = 10) -> tuple[tuple[float, ...], ...]:
+def published_accuracies() -> tuple[tuple[float, ...], ...]:
     """How often each rank of each head was right for the first published heads: what is taken
     for heads that nobody has measured. [k][i] as in a calibration."""
     values = _read_json(paths.preset("head_accuracy.json"))
-    return tuple(tuple(_each_rank(curve, ranks)) for curve in values["cumulative"])
+    return tuple(tuple(_each_rank(curve)) for curve in values["cumulative"])
 
 
-def _each_rank(curve: Sequence[float], ranks: int) -> list[float]:
+def _each_rank(curve: Sequence[float]) -> list[float]:
     """Accuracies of the first ranks alone, from cumulative ones. Beyond the published ranks each
     is smaller than the one before by the last published ratio."""
     alone = [b - a for a, b in zip((0.0, *curve), curve, strict=False)]
     ratio = alone[-1] / alone[-2]
-    while len(alone) < ranks:
+    while len(alone) < RANKS:
         alone.append(alone[-1] * ratio)
     return alone
 

@@ -8,7 +8,7 @@ from medusa_chat.messages import PersonalTree, TreeFacts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.greedy_search import likeliest
 from medusa_chat.trees.path_probabilities import PathProbabilities
-from medusa_chat.trees.pick import pick
+from medusa_chat.trees.pick import Pick, pick
 
 LEAST_STEPS = 200  # counted before a tree is searched
 GAIN = 1.02  # least ratio of expected speedups for a suggestion
@@ -41,7 +41,7 @@ def suggest_tree(counts: AcceptanceCounts, facts: TreeFacts, nodes: int) -> Tree
     folds = [PathProbabilities(fold, facts.accuracies, CAUTION) for fold in counts.folds]
     trees = [search_likeliest(paths, size) for paths in folds]
     gains = [
-        _speed(held_out, tree, facts, nodes) / _speed(held_out, used, facts, nodes)
+        _best(held_out, tree, facts, nodes).speedup / _best(held_out, used, facts, nodes).speedup
         for held_out, tree in zip(folds, reversed(trees), strict=True)
     ]
     if min(gains) <= GAIN:
@@ -51,9 +51,8 @@ def suggest_tree(counts: AcceptanceCounts, facts: TreeFacts, nodes: int) -> Tree
     best, here = _best(whole, found, facts, nodes), _best(whole, used, facts, nodes)
     accuracies = counts.whole.table(facts.accuracies)
     table = tuple(tuple(round(a, 5) for a in row) for row in accuracies)
-    return TreeSuggestion(
-        PersonalTree(table, found.choices[1:]), best[0], best[1], here[1], sum(gains) / len(gains)
-    )
+    tree, gain = PersonalTree(table, found.choices[1:]), sum(gains) / len(gains)
+    return TreeSuggestion(tree, best.nodes, best.tokens, here.tokens, gain)
 
 
 def search_likeliest(paths: PathProbabilities, nodes: int) -> Tree:
@@ -67,18 +66,11 @@ def costs_of(facts: TreeFacts) -> StepCosts | None:
     return StepCosts(facts.sizes, facts.lengths, facts.seconds) if facts.sizes else None
 
 
-def _best(
-    paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int
-) -> tuple[int, float, float]:
-    """(nodes, expected tokens a step, expected speedup) of a tree at its best size. Before step
-    times were measured: at `nodes` nodes, with the tokens as the speedup."""
+def _best(paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int) -> Pick:
+    """A tree at its best size. Before step times were measured: at `nodes` nodes, as if they cost
+    nothing."""
     expected, costs = paths.expected(tree), costs_of(facts)
     if costs is None:
         size = min(nodes, len(expected))
-        return size, expected[size - 1], expected[size - 1]
-    best = pick(costs, expected, costs.lengths[0])
-    return best.nodes, best.tokens, best.speedup
-
-
-def _speed(paths: PathProbabilities, tree: Tree, facts: TreeFacts, nodes: int) -> float:
-    return _best(paths, tree, facts, nodes)[2]
+        return Pick(size, expected[size - 1], 1.0)
+    return pick(costs, expected, costs.lengths[0])

@@ -131,9 +131,7 @@ def read(place: TuningKey, parameters: int | None = None) -> Tuning | None:
     parameters: of the loaded backbone; a tuning of another size is ignored.
     """
     found = _read(place.file)
-    if found is None or found.place != place:
-        return None
-    return found if parameters in (None, found.parameters) else None
+    return found if found and parameters in (None, found.parameters) else None
 
 
 def write(tuning: Tuning) -> None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,26 +15,27 @@ import gradio as gr
 from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 
-from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui import ports
+from medusa_chat.ui.access import faults, notices
+from medusa_chat.ui.access.connections import bound
 from medusa_chat.ui.access.guard import GUEST, Guard
 from medusa_chat.ui.access.login_limit import LoginLimit
+from medusa_chat.ui.access.once import Once
+from medusa_chat.ui.access.own_states import OwnStates
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
+from medusa_chat.ui.page.kept_chats import KeptChats
 from medusa_chat.ui.page.live import Live
-from medusa_chat.ui.ports import check_host, is_local, own_names, port_errors
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.tabs import build_app
 from medusa_chat.ui.theme import looks
 
-EVERYWHERE = ("0.0.0.0", "::")
-USER = "medusa"
 TRIES = "After five wrong passwords even the right one is refused for a minute."
 INTERRUPTED = 130
 QUEUE_SECONDS = 0.02  # between two looks into Gradio's queue
-Auth = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PageOptions:
     host: str = "127.0.0.1"
     port: int | None = None
     share: bool = False
-    auth: Auth | None = None
+    auth: ports.Auth | None = None
     open_browser: bool = False
     root_path: str = ""
     history: History | None = None
@@ -56,14 +57,16 @@ class PageOptions:
 @dataclass(frozen=True)
 class Page:
     """An open page. auth: what opens it from elsewhere than its own machine, None if nothing.
-    files: Gradio's, which are otherwise shared with every other Gradio app of this machine."""
+    files: Gradio's, which are otherwise shared with every other Gradio app of this machine.
+    others: its ports.addresses for other machines, where it listens on all."""
 
     blocks: gr.Blocks
     url: str
-    auth: Auth | None
+    auth: ports.Auth | None
     share: Share
     guests: GuestServer
     files: "TemporaryDirectory[str]"
+    others: Sequence[str] = ()
 
     def close(self) -> None:
         """End the link and the server; the session stays with its owner."""
@@ -104,26 +107,27 @@ def launch(session: Session, options: PageOptions, tell: Callable[[str], None] =
 
 def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     """Open the page and return; what others can reach never opens without a password."""
-    host, root = options.host.strip("[]"), urlsplit(options.root_path or "")
-    check_host(host)
-    auth = _auth(options.auth, host)
+    host, behind = options.host.strip("[]"), options.root_path
+    behind = behind if not behind or "://" in behind else f"/{behind.lstrip('/')}"
+    options, root = replace(options, root_path=behind), urlsplit(behind)
+    ports.check_host(host)
+    faults.quiet_faults()
+    notices.carry_notices()
+    auth = ports.login_for(host, options.auth)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
     files = TemporaryDirectory(prefix="medusa-chat-")
     os.environ["GRADIO_TEMP_DIR"] = files.name
     blocks, controller = build_app(session, options.trees, share, options.history)
-    # Gradio looks 1,000 times a second for something queued, which takes 5 % of a core for good;
-    # only Compare queues, and an answer is streamed beside the queue.
+    # Gradio looks 1,000 times a second into its queue, 5 % of a core; only Compare queues anything.
     blocks._queue.sleep_when_free = QUEUE_SECONDS
-    guard = Middleware(
-        Guard,
-        hosts=[host, *own_names(host)],
-        allow_addresses=host in EVERYWHERE,
-        origins=[root.netloc] if root.netloc else [],
-    )
-    shell = Middleware(Shell, prefix=root.path)
+    hosts, origins = [host, *ports.own_names(host)], [root.netloc] if root.netloc else []
+    is_open = host in ports.EVERYWHERE
+    guard = Middleware(Guard, hosts=hosts, allow_addresses=is_open, origins=origins)
+    once, shell = Middleware(Once, program=blocks.app_id), Middleware(Shell, prefix=root.path)
     live = Middleware(Live, updates_of=controller.updates_of)
-    logins = Middleware(LoginLimit)
+    chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
+    layers = [guard, Middleware(LoginLimit), once, shell, live, chats]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -131,11 +135,14 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         app.tokens[token] = GUEST
         ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
         guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
+        app.state_holder = OwnStates(blocks)
         _without_cors(app)
         yield
 
-    kwargs = {"middleware": [guard, logins, shell, live], "lifespan": lifespan}
-    return Page(blocks, _serve(blocks, options, host, auth, kwargs), auth, share, guests, files)
+    url = _serve(blocks, options, host, auth, {"middleware": layers, "lifespan": lifespan})
+    others = ports.addresses(host, urlsplit(url).port)
+    url = options.root_path if root.netloc else url.replace("[::]", "[::1]")
+    return Page(blocks, url, auth, share, guests, files, others)
 
 
 def _without_cors(app: Any) -> None:
@@ -147,39 +154,37 @@ def _without_cors(app: Any) -> None:
     app.middleware_stack = app.build_middleware_stack()
 
 
-def _auth(asked: Auth | None, host: str) -> Auth | None:
-    """The user and password to ask for: made up where others can reach the host."""
-    if asked is None and not is_local(host):
-        return USER, secrets.token_urlsafe(16)
-    if asked is not None and not all(asked):
-        raise UsageError("--auth needs a user and a password: USER:PASSWORD")
-    return asked
-
-
 def _serve(
-    blocks: gr.Blocks, options: PageOptions, host: str, auth: Auth | None, kwargs: dict[str, Any]
+    blocks: gr.Blocks,
+    options: PageOptions,
+    host: str,
+    auth: ports.Auth | None,
+    kwargs: dict[str, Any],
 ) -> str:
     """Start the server; returns the page's address. kwargs: of Gradio's FastAPI app."""
     quiet = io.StringIO()  # Gradio prints to stdout, which is for results
-    with contextlib.redirect_stdout(quiet), port_errors(options.port):
+    with contextlib.redirect_stdout(quiet), ports.port_errors(options.port):
         _, url, _ = blocks.launch(
             server_name=f"[{host}]" if ":" in host else host,
             server_port=options.port,  # None: Gradio takes the first free one of 7860 to 7959
             share=False,
             auth=auth,
             auth_message=TRIES if auth else None,
-            inbrowser=options.open_browser,
-            root_path=options.root_path or "",
+            inbrowser=options.open_browser and "://" not in options.root_path,
+            root_path=options.root_path,
             app_kwargs=kwargs,
             **looks(),
             **_refusals(),
         )
+    if not ports.is_local(host):
+        bound(blocks.server.config)
     return url
 
 
 def greeting(page: Page, *, was_generated: bool) -> list[str]:
     """The lines a user must see once the page is open."""
     lines = [f"medusa-chat is open at {page.url} (Ctrl-C ends it)"]
+    lines += [f"for other machines: {url}" for url in page.others]
     if page.auth and was_generated:
         lines.append(f"user {page.auth[0]}, password {page.auth[1]}")
     return lines

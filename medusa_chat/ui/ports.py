@@ -4,10 +4,20 @@ Gradio searches the usual range of ports itself.
 """
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Iterator
 
 from medusa_chat.errors import PortInUseError, UsageError
+
+Auth = tuple[str, str]
+USER = "medusa"
+NETWORKS = ("local", "lan", "home", "home.arpa", "fritz.box", "localdomain")  # as routers call them
+# Hosts that are all interfaces: their family, and an address of nobody's (RFC 5737 and 3849).
+EVERYWHERE = {
+    "0.0.0.0": (socket.AF_INET, "192.0.2.1"),
+    "::": (socket.AF_INET6, "2001:db8::1"),
+}
 
 
 @contextlib.contextmanager
@@ -55,4 +65,29 @@ def own_names(host: str) -> list[str]:
     if is_local(host):
         return []
     name = socket.gethostname()
-    return [name, f"{name}.local"]
+    return [name, *(f"{name}.{network}" for network in NETWORKS)]
+
+
+def login_for(host: str, asked: Auth | None) -> Auth | None:
+    """The user and password to ask for: made up where others can reach the host. Raises
+    UsageError."""
+    if asked is None and not is_local(host):
+        return USER, secrets.token_urlsafe(16)
+    if asked is not None and not all(asked):
+        raise UsageError("--auth needs a user and a password: USER:PASSWORD")
+    return asked
+
+
+def addresses(host: str, port: int | None) -> list[str]:
+    """The page's address for other machines of the network, where it listens on all; empty for
+    another, or without a network. The system is asked for a way; nothing is sent."""
+    if host not in EVERYWHERE:
+        return []
+    family, documentation = EVERYWHERE[host]
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((documentation, 9))
+            found: str = probe.getsockname()[0]
+            return [f"http://{f'[{found}]' if ':' in found else found}:{port}/"]
+    except OSError:
+        return []

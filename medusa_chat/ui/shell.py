@@ -71,9 +71,10 @@ def head_part() -> bytes:
 
 
 def body_part() -> bytes:
-    """The skeleton, and the script that takes it away."""
+    """The skeleton, the script that takes it away, and what keeps up the link to the server."""
     skeleton = _text("html", "first.html").replace("{mark}", mark())
-    return f"{skeleton}<script>{_text('js', 'first.js')}</script>".encode()
+    scripts = (f"<script>{_text('js', name)}</script>" for name in ("first.js", "link.js"))
+    return "".join((skeleton, *scripts)).encode()
 
 
 def mark() -> str:

@@ -25,18 +25,17 @@ def build_app(
         build_header(session, share)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
-                chat = build_chat(session, trees, history, offer())
-                share.on_end = chat.controller.sessions.end_guests
+                controller, state = build_chat(session, trees, history, offer())
+                share.on_end = controller.sessions.end_guests
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
-                controller = chat.controller
-                build_compare(session, trees, (chat.tab, controller.last_message))
+                build_compare(session, trees, state, controller.last_message)
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
             with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
                 folder = history.file.parent / "trees" if history else None
                 personal = PersonalTrees(session, folder)
                 build_tune(session, personal)
-                chat.controller.sessions.learn = lambda answer: personal.count_in_background(
+                controller.sessions.learn = lambda answer: personal.count_in_background(
                     answer.prefilled, answer.steps
                 )
-    return blocks, chat.controller
+    return blocks, controller

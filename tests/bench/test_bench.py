@@ -17,17 +17,17 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.bench import STUDIES, chart_svg, run, run_shape, table
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
+from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import row, unmeasured
 from medusa_chat.bench.studies import paper_figures as findings_module
 from medusa_chat.bench.studies import roofline as roofline_module
 from medusa_chat.bench.studies import step_times
-from medusa_chat.bench.studies.speed import OURS, Steps, _ours
+from medusa_chat.bench.studies.speed import OURS, _ours
 from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.prepare import is_native
 from medusa_chat.checkpoints.tree_check import check_tree_step
-from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
@@ -35,7 +35,6 @@ from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.runtime import tuner
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.trace_line import to_json
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.presets import load_tree
 
@@ -128,11 +127,9 @@ def test_the_race_decodes_as_the_page_does(folder, name, monkeypatch):
     settings = GenerationSettings(drafter=drafter, max_new_tokens=4, seed=0)
     list(reply(loaded, Reply(Fresh([{"role": "user", "content": "Hello"}]), settings)))
     of_the_page = asked[:2]
-    record = Steps()
-    record.begin_round()
     asked.clear()
     context = BenchContext(request, loaded, "auto", 1, 4, QUIET["progress"], 0.0)
-    _ours(name, context, record).answer([1, 2, 3])
+    _ours(name, context).answer(Question([1, 2, 3], ""))
     assert asked == of_the_page == [("drafter", True), ("generate", True)]
 
 
@@ -205,40 +202,13 @@ def test_a_shape_in_4_bits_is_refused_in_words_without_a_compiler(monkeypatch):
         load_shape(TINY, replace(CPU, precision="nf4"))
 
 
-def write_trace(file, paths, nodes=16):
-    first = Prefilled("demo", "fp32", "cpu", {}, (1,), 1, 0, (2,), "", 0.1)
-    taken = [Step(i, (3,) * n, "", 0.1, tuple(range(n)), nodes=nodes) for i, n in enumerate(paths)]
-    last = Finished("eos", (3,), "", "", Stats.of(1, len(paths), sum(paths), 1.0, 0.1))
-    lines = [json.dumps(to_json(event)) for event in (first, *taken, last)]
-    file.write_text("\n".join(lines) + "\n", "utf-8")
-    return str(file)
-
-
-def test_recorded_acceptance_is_labelled_and_priced_with_these_step_times(tmp_path, costs):
-    file = write_trace(tmp_path / "recorded.jsonl", [3, 1, 2, 4])
-    result = run_shape(TINY, CPU, layers=1, studies=("steps",), trace=file, **QUIET)
-    found = by_name(result)["medusa / plain, recorded"]
-    assert "RECORDED acceptance: 2.50 tokens a step" in found["note"]
-    assert found["value"] == pytest.approx(2.5 / costs.overhead(16, costs.lengths[0]))
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"event":"finished"}', "\x00", "[" * 9999])
-def test_a_file_that_is_no_trace_is_refused(tmp_path, text):
-    from medusa_chat.bench.studies.recorded_acceptance import _steps
-
-    file = tmp_path / "odd.jsonl"
-    file.write_text(text, "utf-8")
-    with pytest.raises(UsageError, match="trace"):
-        _steps(str(file))
-
-
 def test_an_unknown_study_is_refused_before_it_costs_anything(folder):
     with pytest.raises(UsageError, match="choose one of steps"):
         run_shape(TINY, CPU, studies=("speeed",), **QUIET)
 
 
 def test_rows_that_were_not_measured_are_shown_and_not_left_out():
-    rows = [row("a", [1.0, 3.0, 2.0], "ms", "x"), unmeasured("b", "ms", "no GPU")]
+    rows = [row("a", [1.0, 3.0, 2.0], "ms"), unmeasured("b", "ms", "no GPU")]
     lines = table({"machine": {"device": "a CPU"}, "rows": rows}).splitlines()
     assert lines[0] == "device: a CPU"
     assert any(line.startswith("b ") and "not measured: no GPU" in line for line in lines)
@@ -361,8 +331,8 @@ def test_the_ladder_has_a_step_for_medusa_2_where_its_checkpoint_is_named(folder
 
 def test_the_picture_has_a_bar_for_every_measured_row_and_no_text_of_others():
     rows = [
-        row("a <b>", [1.0, 2.0], "ms", "c", "a <b>", [1.0, 2.0]),
-        row("c", [4.0, 3.0], "ms", "c", "a <b>", [1.0, 2.0]),
+        row("a <b>", [1.0, 2.0], "ms", "a <b>", [1.0, 2.0]),
+        row("c", [4.0, 3.0], "ms", "a <b>", [1.0, 2.0]),
         unmeasured("d", "ms", "why"),
     ]
     text = chart_svg({"rows": rows, "machine": {"model": "x & y", "device": "cpu"}})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from medusa_chat.bench import run
-from medusa_chat.bench.harness.answers import page_answer, questions, spread, spread_order
+from medusa_chat.bench.harness.answers import page_run, questions, spread, spread_order
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import matching_baseline
 from medusa_chat.bench.studies import exactness
@@ -58,9 +58,9 @@ def test_a_second_run_asks_what_the_first_had_no_time_for(request_of, monkeypatc
 
     def spy(context, question, settings, **more):
         asked.append(question.ids)
-        return page_answer(context, question, settings, **more)
+        return page_run(context, question, settings, **more)
 
-    monkeypatch.setattr(exactness, "page_answer", spy)
+    monkeypatch.setattr(exactness, "page_run", spy)
     of = replace(request_of, precision="bf16")
     rows_of(of, questions=3, minutes=1e-6)
     first = set(map(tuple, asked))

@@ -1,6 +1,7 @@
 """Studies that learn from the answers that a training kept."""
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,16 @@ from support.checkpoints import write_checkpoint
 from medusa_chat.bench import run
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.studies import head_shapes, kept_stages
-from medusa_chat.bench.studies.kept_answers import is_kept, ranks_among, read_kept, states_before
+from medusa_chat.bench.studies.kept_answers import (
+    last_answer,
+    ranks_among,
+    read_kept,
+    states_before,
+)
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import ranks_of_answer
+from medusa_chat.training.accuracy import ranks_of
+from medusa_chat.training.data import Example
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.trainer import new_heads
 
@@ -26,13 +33,12 @@ def request_of(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for index in range(12):
-        ids = torch.randint(5, 60, (24,), generator=generator).tolist()
-        rows.append({"index": index, "prompt_ids": ids[:8], "answer_ids": ids[8:]})
-    rows = [row | {"temperature": 0.0, "by": "our engine"} for row in rows]
-    found = tmp_path_factory.mktemp("kept") / "answers-1.jsonl"
+    rows, draw = [], random.Random(0)
+    for _ in range(12):
+        said = "".join(draw.choices("abcdefghijkl", k=16))  # too few for a shortlist
+        texts = [("user", said[:8]), ("assistant", said), ("user", "more"), ("assistant", said)]
+        rows.append({"messages": [{"role": role, "content": text} for role, text in texts]})
+    found = tmp_path_factory.mktemp("kept") / "out.answers.jsonl"
     found.write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
     return found
 
@@ -43,10 +49,12 @@ def context(request_of, answers):
     return BenchContext(request_of, loaded, "auto", 1, 8, lambda message: None, data=answers)
 
 
-def test_kept_answers_are_known_by_their_first_line(answers, tmp_path):
-    other = tmp_path / "data.jsonl"
-    other.write_text('{"messages": []}\n')
-    assert is_kept(answers) and not is_kept(other) and not is_kept(None)
+def test_the_last_answer_alone_is_learnt_up_to_its_end():
+    mixed = Example(tuple(range(9)), (False, True, False, False, True, True, True, False, False))
+    found = last_answer(mixed)
+    assert found.ids == tuple(range(7)) and found.is_label == (False,) * 4 + (True,) * 3
+    assert last_answer(Example((1, 2, 3), (True,) * 3)) is None  # a text without a prompt
+    assert last_answer(Example((1, 2, 3), (False, True, True))) is None
 
 
 def test_ranks_are_those_of_the_whole_vocabulary_where_that_is_learnt(context):
@@ -58,7 +66,7 @@ def test_ranks_are_those_of_the_whole_vocabulary_where_that_is_learnt(context):
         heads.bias.normal_(generator=torch.Generator().manual_seed(0))
     states = states_before(model, kept.held_out)
     for found, (_, example) in zip(ranks_among(short, heads, states), states, strict=True):
-        assert found == ranks_of_answer(model, heads, example)
+        assert [found] == ranks_of(model, heads, example)
 
 
 def test_a_token_outside_the_shortlist_has_no_rank(context):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import write_checkpoint
+from support.checkpoints import layout_i, write_checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat.cli.main import main
@@ -200,6 +200,45 @@ def edited(folder: Path, name: str, **values: Any) -> None:
     file = folder / name
     before = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(before | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "method"),
+    [
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
+        ({"quantization": {"group_size": 32, "bits": 4}}, "MLX"),
+        ({"quantization": {"bits": 4}, "quantization_config": {"bits": 4}}, "MLX"),
+    ],
+)
+def test_both_refuse_a_quantisation_that_is_not_read_by_its_name(
+    folder: Path, capsys: Any, values: dict[str, Any], method: str
+) -> None:
+    edited(folder, "config.json", **values)
+    for code, line in codes(folder, capsys):
+        assert code == 4 and f"quantised by {method}, which is not read here: take" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model-00001-of-00002.safetensors", "model.safetensors.index.json is missing: fetch it"),
+        ("model.fp16.safetensors", "rename it to model.safetensors"),
+    ],
+)
+def test_both_refuse_weights_that_nothing_names(
+    folder: Path, capsys: Any, name: str, says: str
+) -> None:
+    (folder / WEIGHTS).rename(folder / name)
+    for code, line in codes(folder, capsys):
+        assert code == 4 and says in line
+
+
+def test_both_refuse_an_adapter_with_saved_modules(folder: Path, capsys: Any) -> None:
+    layout_i(folder.parent / "tuned", folder)
+    edited(folder.parent / "tuned", "config.json", base_model_name_or_path="../model")
+    edited(folder.parent / "tuned", "adapter_config.json", modules_to_save=["lm_head"])
+    for code, line in codes(folder.parent / "tuned", capsys):
+        assert code == 4 and "give a plain LoRA adapter" in line
 
 
 MANY = list(range(1_000_000))

@@ -9,12 +9,14 @@ import threading
 from importlib import metadata
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from support import gguf_models
 from support.checkpoints import write_checkpoint, write_heads
+from support.gguf_families import MODELS, NAMES, YARN
 from support.gguf_models import BOS, END, text, tiny_model, write_gguf
 from support.loading import answer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -44,7 +46,15 @@ FAMILIES = {
     "gemma2": GEMMA | {"sliding_window": 16},
     "gemma3": GEMMA | {"sliding_window": 16, "layer_types": None, "num_hidden_layers": 7},
     "phi3": {},
+    **{family: {} for family in MODELS if family != "gemma2"},
+    "exaone4 windowed": {"sliding_window": 16, "num_hidden_layers": 5, "layer_types": None},
 }
+
+# of a config: what a file does not tell, or tells otherwise
+UNTOLD = (
+    *("_name_or_path", "architectures", "dtype", "initializer_range"),
+    *("eos_token_id", "bos_token_id", "pad_token_id"),
+)
 
 
 def model_of(family, **changes):
@@ -78,15 +88,63 @@ def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_p
     assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_config_is_that_of_the_model(family, tmp_path):
+    model = model_of(family)
+    config = read_config(converted_from(write_gguf(tmp_path / "a.gguf", model)).backbone).to_dict()
+    assert config["architectures"] == [type(model).__name__]
+    for key, value in model.config.to_dict().items():
+        if key not in UNTOLD:
+            assert rounded(config[key]) == rounded(value), key
+
+
+def rounded(value):
+    """As fp32 has it, in which a file holds its numbers."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return np.float32(value) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantised_weights_are_those_of_the_model_quantised(family, tmp_path):
+    model = model_of(family)
+    path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
+    found = load_file(converted_from(path).backbone / "model.safetensors")
+    for name, tensor in model.state_dict().items():
+        if tensor.squeeze().dim() > 1 and name in found:
+            stored = gguf.quantize(tensor.numpy(), gguf.GGMLQuantizationType.Q8_0)
+            plain = gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0)
+            assert torch.equal(found[name], torch.from_numpy(plain)), name
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize(("family", "widths"), [("qwen3_moe", (768,)), ("qwen2_moe", (1408, 5632))])
+def test_experts_are_to_the_bit_those_that_transformers_reads(family, widths, kind, tmp_path):
+    names = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    told = dict(zip(names, widths, strict=False))  # transformers 5.23 takes them from its defaults
+    path = write_gguf(tmp_path / "a.gguf", model_of(family, **told), kind)
+    theirs = read_by_transformers(path, torch.float32)
+    ours = load_file(converted_from(path).backbone / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def read_by_transformers(path, dtype):
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        dtype=dtype,
+        quantization_config=GgufConfig(dequantize=True),
+    ).state_dict()
+
+
 @pytest.mark.parametrize("kind", TYPES + PACKED)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_weights_are_to_the_bit_those_that_transformers_reads(kind, precision, tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(**WIDE), kind)
     found = converted_from(path, precision)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="a.gguf", dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-    ).state_dict()
+    theirs = read_by_transformers(path, dtype)
     ours = load_file(found.backbone / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
@@ -125,6 +183,42 @@ def test_a_sentencepiece_vocabulary_gives_the_ids_that_transformers_gives(tmp_pa
     assert (ours.bos_token_id, ours.eos_token_id, ours.unk_token_id) == (1, 2, 0)
     _, _, model = loads(path)
     assert answer(model, "hello", drafter="none")[-1].reason == "length"
+
+
+def test_mistral3_without_a_scale_by_position_is_mistral(tmp_path, monkeypatch):
+    monkeypatch.setitem(NAMES, "mistral", "mistral3")
+    model = tiny_model("mistral", sliding_window=None, rope_parameters=YARN)
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model))
+    again = read_model(found, config_of(found), "fp32", CPU)
+    assert again.config.model_type == "mistral" and again.config.sliding_window is None
+    ids = torch.arange(40)[None]
+    assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
+
+
+def test_a_count_for_each_layer_is_read_where_all_are_the_same(tmp_path):
+    path = write_gguf(
+        tmp_path / "a.gguf", model_of("granite"), granite__attention__head_count_kv=[2, 2]
+    )
+    assert read_config(converted_from(path).backbone).num_key_value_heads == 2
+
+
+def test_gates_and_ups_of_two_shapes_are_refused(tmp_path, monkeypatch):
+    tensors = gguf_models.tensors_of
+    wrong = {"blk.0.ffn_up_exps.weight": np.ones((4, 32, 32), np.float32)}
+    monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **wrong})
+    path = write_gguf(tmp_path / "a.gguf", model_of("mixtral"))
+    with pytest.raises(ModelError, match=r"gate_up_proj is \(\), \(4, 128, 32\) was expected"):
+        converted_from(path)
+
+
+def test_no_space_is_put_before_a_text_where_the_file_says_so(tmp_path):
+    told = {"tokenizer__ggml__add_space_prefix": False}
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), sentencepiece=True, **told)
+    tokenizer = AutoTokenizer.from_pretrained(converted_from(path).backbone)
+    for said, first in (("hello he", "he"), (" hello", "\u2581he"), ("l\nhe", "l")):
+        ids = tokenizer(said).input_ids
+        assert tokenizer.convert_ids_to_tokens(ids[1]) == first
+        assert tokenizer.decode(ids, skip_special_tokens=True) == said
 
 
 LLAMA3 = {
@@ -220,6 +314,16 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(
         converted_from(path)
     assert main(["inspect", str(path)]) == 4
     assert not kept_copies.kept()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_no_numbers_are_refused_by_the_tensors_name(bad, tmp_path):
+    model = model_of("llama")
+    model.model.layers[1].mlp.down_proj.weight.data[3, 5] = float(bad)
+    path = write_gguf(tmp_path / "a.gguf", model)
+    with pytest.raises(ModelError, match=r"a\.gguf: tensor blk\.1\.ffn_down\.weight holds values"):
+        converted_from(path)
+    assert not kept_copies.kept() and not leftovers()
 
 
 def test_it_is_converted_once_told_before_and_anew_when_the_file_has_changed(tmp_path):
@@ -342,6 +446,18 @@ def test_the_largest_quantised_file_of_a_folder_is_read_and_told(tmp_path):
     assert named.source.name == "m-F32.gguf" and not named.notes
 
 
+def test_the_file_that_is_read_of_several_folders_is_told(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_gguf(tmp_path / name / f"{name}.gguf", tiny_model())
+    found = Checkpoint.find(LoadRequest(str(tmp_path)))
+    assert found.source.name == "one.gguf"
+    assert any(
+        "reading one/one.gguf, the largest quantised of 2 GGUF files" in note
+        for note in found.notes
+    )
+
+
 def test_inspect_tells_what_it_is_and_the_disk_it_takes(tmp_path, capsys):
     model = tiny_model()
     path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
@@ -359,10 +475,28 @@ def test_inspect_tells_what_it_is_and_the_disk_it_takes(tmp_path, capsys):
     assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
 
 
-def test_the_estimate_is_what_it_takes(tmp_path):
-    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "Q8_0")
-    _, _, model = loads(path)
-    assert model.info.estimated_bytes == pytest.approx(model.info.memory_bytes, rel=0.1)
+@pytest.mark.parametrize("family", MODELS)
+def test_with_heads_it_answers_as_without(family, tmp_path):
+    write_gguf(tmp_path / "a.gguf", model_of(family))
+    write_heads(tmp_path, MedusaHeads(3, 32))
+    _, _, loaded = loads(tmp_path)
+    plain, *others = (
+        answer(loaded, "hello the hedgehog " * 3, drafter=drafter, max_new_tokens=40)[-1].token_ids
+        for drafter in ("none", "medusa", "prompt-lookup")
+    )
+    assert others == [plain, plain]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_estimate_is_what_it_takes(family, tmp_path, capsys):
+    model = model_of(family)
+    path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
+    _, _, loaded = loads(path)
+    assert loaded.info.estimated_bytes == pytest.approx(loaded.info.memory_bytes, rel=0.1)
+    assert main(["inspect", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["family"] == model.config.model_type
+    assert report["parameters"] == pytest.approx(model.num_parameters(), rel=0.01)
 
 
 def test_models_lists_and_removes_what_was_converted_and_not_the_file(tmp_path, capsys):

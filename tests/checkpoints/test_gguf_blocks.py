@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.gguf_families import NAMES
 from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
@@ -168,14 +169,20 @@ def test_weights_that_c_multiplies_wrongly_are_unpacked(kind, library, monkeypat
     assert torch.equal(ours(x), NativeLinear(linear, threads)(x))
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *(("llama", kind) for kind in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
+        *(("phi3", kind) for kind in ("Q4_0", "Q4_K")),
+    ],
+)
 @pytest.mark.parametrize("ties", [False, True])
-def test_a_model_is_as_near_to_the_file_as_its_bf16_weights(kind, ties, library, tmp_path):
-    model = tiny_model(**SIZES, tie_word_embeddings=ties)
+def test_a_model_is_as_near_to_the_file_as_its_bf16_weights(family, kind, ties, library, tmp_path):
+    model = tiny_model(family, **SIZES, tie_word_embeddings=ties)
     path = write_gguf(tmp_path / "a.gguf", model, kind)
     (*_, (_, packed)) = load(LoadRequest(str(path), precision="bf16"))
     (*_, (_, plain)) = load(LoadRequest(str(folder_of(path)), precision="bf16"))
-    assert any("weights stay as the file has them" in note for note in packed.info.notes)
+    assert any("matrices are multiplied as the file has them" in note for note in packed.info.notes)
     assert not any("weights stay" in note for note in plain.info.notes)
     assert packed.info.memory_bytes < plain.info.memory_bytes
     assert packed.info.estimated_bytes == pytest.approx(packed.info.memory_bytes, rel=0.1)
@@ -205,7 +212,9 @@ def test_a_cpu_that_is_slow_at_bf16_multiplies_the_files_numbers_too(
     assert (device_plan.NUMBERS in made.info.notes) == (precision == "bf16")
 
 
-def test_every_matrix_of_a_file_is_found_by_its_name(tmp_path):
+@pytest.mark.parametrize("family", ["llama", "mistral3"])
+def test_every_matrix_of_a_file_is_found_by_its_name(family, tmp_path, monkeypatch):
+    monkeypatch.setitem(NAMES, "llama", family)
     path = write_gguf(tmp_path / "a.gguf", tiny_model(**SIZES), "Q4_1")
     files = backbone_of(LocalFolder(tmp_path))
     weights = GgufWeights.of(path, files.config, "bf16")

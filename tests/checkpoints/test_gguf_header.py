@@ -8,7 +8,8 @@ import pytest
 from support.gguf_models import ROWS, raw_gguf, text, texts, tiny_model, write_gguf
 
 from medusa_chat.checkpoints.layouts.contents import survey
-from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE, read_gguf
+from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE
+from medusa_chat.checkpoints.layouts.gguf_parts import read_gguf
 from medusa_chat.checkpoints.layouts.gguf_types import TYPES
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
@@ -162,13 +163,41 @@ def test_types_are_those_of_gguf():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"llama__expert_count": 8}, "llama.expert_count, which is not supported"),
+        ({"llama__logit_scale": 2.0}, "llama.logit_scale, which is not supported"),
+        ({"llama__expert_count": 8}, "no valid llama.expert_used_count"),
+        ({"llama__block_count": 2**31}, "fewer tensors than llama.block_count"),
+        ({"llama__block_count": 8}, "fewer tensors than llama.block_count"),
         ({"llama__attention__value_length": 4}, "values of another width"),
         ({"llama__rope__scaling__type": "su", "llama__rope__scaling__factor": 2.0}, "'su'"),
     ],
 )
 def test_what_is_not_read_of_a_model_is_refused(changes, expected, tmp_path):
     write_gguf(tmp_path / "a.gguf", tiny_model(), **changes)
+    with pytest.raises(ModelError, match=expected):
+        survey(LocalFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "expected"),
+    [
+        ("granite", {"granite__rope__scaling__finetuned": False}, "has no rotary embedding"),
+        ("granite", {"granite__attention__scale": 0.0}, "no valid granite.attention.scale"),
+        ("glm4", {"glm4__rope__dimension_sections": [4, 4]}, "rope.dimension_sections, which"),
+        (
+            "cohere2",
+            {"cohere2__attention__sliding_window_pattern": [True]},
+            "no valid cohere2.attention.sliding_window_pattern",
+        ),
+        ("seed_oss", {"seed_oss__rope__dimension_count": 8}, "part of each head, 8 of 16 numbers"),
+        (
+            "ministral3",
+            {"mistral3__rope__scaling__type": "none"},
+            "by position, without YaRN",
+        ),
+    ],
+)
+def test_what_is_not_read_of_a_family_is_refused(family, changes, expected, tmp_path):
+    write_gguf(tmp_path / "a.gguf", tiny_model(family), **changes)
     with pytest.raises(ModelError, match=expected):
         survey(LocalFolder(tmp_path))
 
@@ -188,7 +217,7 @@ SIZES = {"b-Q4_K_M.gguf": 40, "b-Q8_0.gguf": 80, "b-f16.gguf": 160, "mmproj-b-Q8
 
 
 def test_the_largest_quantised_of_several_is_read_and_told(tmp_path):
-    from medusa_chat.gguf_files import choose_file, part_of_split, split_name
+    from medusa_chat.gguf_files import choose_file, first_part, parts_of, split_name, whole_files
 
     chosen, why = choose_file(SIZES)
     assert (
@@ -198,8 +227,17 @@ def test_the_largest_quantised_of_several_is_read_and_told(tmp_path):
     assert choose_file({"b-f16.gguf": 1, "b.bf16.gguf": 2, "x.bin": 3})[0] == "b.bf16.gguf"
     assert choose_file({"one.gguf": 1, "README.md": 2}) == ("one.gguf", "")
     assert choose_file({"mmproj-x.gguf": 1}) == (None, "")
-    parts = {"b-Q8_0-00001-of-00002.gguf": 90, "b-Q2_K.gguf": 10}
-    assert choose_file(parts)[0] == "b-Q2_K.gguf"
-    assert part_of_split("b-00002-of-00003.gguf") == "part 2 of 3 of a split file"
+    half = {"b-Q8_0-00001-of-00002.gguf": 6, "b-Q2_K.gguf": 10}
+    assert choose_file(half) == ("b-Q2_K.gguf", "") and whole_files(half) == ["b-Q2_K.gguf"]
+    chosen, why = choose_file(half | {"b-Q8_0-00002-of-00002.gguf": 6})
+    assert chosen == "b-Q8_0-00001-of-00002.gguf" and "of 2 GGUF files" in why
+    assert choose_file({"b-00002-of-00002.gguf": 6})[0] == "b-00001-of-00002.gguf"  # and it lacks
+    below = {"BF16/b-BF16.gguf": 9, "Q2/b-Q2_K.gguf": 1, "Q4/b-Q4_K.gguf": 3}
+    assert choose_file(below)[0] == "Q4/b-Q4_K.gguf"
+    assert choose_file(below | {"b-Q2_K.gguf": 1}) == ("b-Q2_K.gguf", "")
+    parts = ("a/b-00001-of-00003.GGUF", "a/b-00002-of-00003.GGUF", "a/b-00003-of-00003.GGUF")
+    assert all(parts_of(part) == parts and first_part(part) == parts[0] for part in parts)
+    for name in ("b.gguf", "b-00001-of-00001.gguf", "b-00004-of-00003.gguf", "b-1-of-2.gguf", ""):
+        assert parts_of(name) == (name,) == (first_part(name),)
     assert split_name("a/b/sub/c.GGUF") == ("a/b", "sub/c.GGUF")
     assert split_name("a/b") == ("a/b", None) and split_name("a/b.gguf") == ("a/b.gguf", None)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,10 @@ from support.checkpoints import (
     with_own,
 )
 
-from medusa_chat.checkpoints.layouts.headers import parse_header
+from medusa_chat.checkpoints.inspection import inspect, open_anywhere
+from medusa_chat.checkpoints.layouts.headers import parse_header, read_header
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import ModelError
 
 ZEROS = bytes(4096)
 
@@ -146,7 +150,7 @@ BAD_HEADS = {
         vllm(**{"lm_head.weight": torch.zeros(9, 32), "token_map": torch.arange(8)}),
         "'token_map' is (8,)",
     ),
-    "a map without an LM head": (vllm(token_map=torch.arange(8)), "token_map"),
+    "a map without an LM head": (vllm(token_map=torch.arange(8)), "no LM head"),
 }
 
 
@@ -211,6 +215,21 @@ def test_a_base_that_is_no_id_and_no_folder_is_refused(base, tmp_path):
     assert "--backbone" in line and "\n" not in line and len(line) < 400
 
 
+@pytest.mark.parametrize(
+    "base", [r"\\evil\share\x", "//evil/share/x", r"\/evil/x", r"\??\UNC\evil"]
+)
+def test_a_share_of_the_network_that_a_checkpoint_names_is_never_looked_at(
+    base, tmp_path, monkeypatch
+):
+    looked, is_dir = [], Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: (looked.append(str(path)), is_dir(path))[1])
+    folder = heads_folder(tmp_path / "heads", base_model_name_or_path=base)
+    save_file(GOOD, folder / SAFE)
+    assert "give --backbone" in refusal(folder)
+    assert "give --backbone" in inspect(str(folder), None, None, open_anywhere).problems[0]
+    assert looked and not any("evil" in path for path in looked)
+
+
 def test_own_header_reader_takes_what_the_library_writes(tmp_path):
     data = save({"x": torch.zeros(2, 3), "y": torch.zeros((), dtype=torch.bfloat16)})
     length = int.from_bytes(data[:8], "little")
@@ -226,3 +245,12 @@ def test_two_hundred_mutated_files_are_taken_or_refused_in_one_line(tmp_path):
     assert counts.failures == []
     assert counts.files == 200 == counts.refused + counts.taken
     assert counts.refused > 50 and counts.taken > 10
+
+
+def test_a_header_of_more_than_it_may_have_is_not_read(tmp_path):
+    """The whole file holds it."""
+    file = tmp_path / SAFE
+    file.write_bytes(safetensors({}, length=40_000_000))
+    os.truncate(file, 50_000_000)
+    with pytest.raises(ModelError, match="does not fit"):
+        read_header(LocalFolder(tmp_path), SAFE)

@@ -21,7 +21,7 @@ from support.checkpoints import (
 from support.families import FAMILIES, tiny
 from support.inspected import VICUNA
 from support.loading import loaded
-from transformers import Gemma3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.memory_estimate import estimate
@@ -117,6 +117,13 @@ def test_a_family_that_cannot_be_decoded_is_a_problem(beside):
         assert any("family bloom is not supported" in problem for problem in problems)
 
 
+def test_a_family_that_is_refused_is_the_only_problem(beside):
+    config = {"model_type": "t5", "is_encoder_decoder": True, "d_model": 32, "vocab_size": 256}
+    (beside / "backbone" / "config.json").write_text(json.dumps(config))
+    (problem,) = inspect(str(beside / "backbone")).problems
+    assert "family t5 is not supported: it has an encoder" in problem
+
+
 @pytest.mark.parametrize(
     "name", ["openvino/openvino_model.bin", "global_step5/states.pt", "lora/my.safetensors"]
 )
@@ -171,6 +178,15 @@ def test_inspect_reads_headers_and_no_weights(beside, monkeypatch):
 # The estimate.
 
 
+def test_longrope_is_estimated_for_the_context_that_a_load_takes(tmp_path):
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    told = {"max_position_embeddings": 512, "original_max_position_embeddings": 64}
+    tiny("phi3", rope_scaling=rope, **told).save_pretrained(tmp_path)
+    found = {asked: inspect(str(tmp_path), context=asked) for asked in (None, 100, 9999)}
+    assert [one.context for one in found.values()] == [64, 100, 512]
+    assert {one.usual_context for one in found.values()} == {64}
+
+
 def test_the_estimate_of_vicuna_7b_is_its_known_size():
     """6 738 415 616 parameters; 2 * 32 * 32 * 128 numbers of keys and values for each token."""
     assert sizes(VICUNA).parameters == 6_738_415_616
@@ -191,6 +207,62 @@ def test_parameters_and_cache_are_counted_right_for_every_family(family):
     measured = sum(p.numel() for p in model.parameters()) * 4
     assert parts.weights == pytest.approx(measured, rel=0.1)
     assert parts.cache == backbone.cache.nbytes
+
+
+WIDE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+}
+ROUTED = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 8,
+}
+COUNTED = {
+    "deepseek_v3": ROUTED | LATENT | {"n_routed_experts": 4, "first_k_dense_replace": 1},
+    "youtu": LATENT,
+    "glm4_moe": ROUTED | {"n_routed_experts": 4, "first_k_dense_replace": 1},
+    "dots1": ROUTED | {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_shared_experts": 1},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "exaone_moe": FEW,
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "qwen2_moe": FEW | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
+    "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 32},
+    "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16},
+    "doge": {"is_moe": False},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "gpt_bigcode": {"multi_query": True, "n_inner": 96},
+    "arcee": {},
+    "apertus": {},
+    "nanochat": {},
+}
+
+
+@pytest.mark.parametrize("family", COUNTED)
+def test_mixtures_and_ungated_families_are_counted_as_transformers_builds_them(family):
+    config = AutoConfig.for_model(family, **WIDE | COUNTED[family])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sizes(config.to_dict()).parameters == pytest.approx(model.num_parameters(), rel=0.04)
+
+
+def test_the_cache_of_latent_attention_holds_what_it_is_made_of():
+    config = AutoConfig.for_model("deepseek_v3", **WIDE | COUNTED["deepseek_v3"])
+    model = AutoModelForCausalLM.from_config(config)
+    parts = estimate(config.to_dict(), None, "fp32", 80, 64, "cpu")
+    assert parts.cache == Backbone(model, 80).cache.nbytes
 
 
 @pytest.fixture(scope="module")

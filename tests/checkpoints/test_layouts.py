@@ -162,6 +162,13 @@ def test_an_adapter_beside_a_whole_model_is_left_aside(backbone, tmp_path):
     assert answer(model)[-1].token_ids == answer(loaded(backbone))[-1].token_ids
 
 
+def test_an_adapter_in_a_folder_below_names_no_other_base(backbone, tmp_path):
+    folder = shutil.copytree(backbone, tmp_path / "merged")
+    (folder / "no-adapter").mkdir()
+    write_adapter(folder / "no-adapter", scale=0.5)
+    assert answer(loaded(folder))[-1].token_ids == answer(loaded(backbone))[-1].token_ids
+
+
 def test_an_nf4_backbone_takes_heads_and_an_adapter(backbone, tmp_path):
     shutil.copytree(backbone, tmp_path / "backbone")
     layout_i(tmp_path / "heads", tmp_path / "backbone", scale=0.1)

@@ -11,6 +11,7 @@ from support.loading import answer, loaded
 
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.places import folder_or_repo
 from medusa_chat.decoding.backends.replacements import PackedLinear
 from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
 from medusa_chat.decoding.heads import MedusaHeads
@@ -147,11 +148,63 @@ def test_a_missing_checkpoint_is_refused(name):
         Checkpoint.find(LoadRequest(name))
 
 
+@pytest.mark.parametrize("name", ["C:/models", "D:/a/b", r"C:\models\x", r"models\x"])
+def test_a_path_of_windows_is_no_id_of_the_hub(name):
+    with pytest.raises(ModelError, match="there is no folder"):
+        folder_or_repo(name)
+    with pytest.raises(ModelError, match="there is no file"):
+        folder_or_repo(f"{name}.gguf")
+
+
 def test_an_empty_folder_and_an_uncached_id_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json"):
         Checkpoint.find(LoadRequest(str(tmp_path)))
     with pytest.raises(ModelError, match="not in the cache"):
         Checkpoint.find(LoadRequest("nobody/nothing", offline=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_weights_in_fp8_are_unpacked_to_the_precision_asked_for(folder, precision):
+    def halved(name, weight):
+        if "proj" not in name:
+            return {name: weight.bfloat16()}
+        blocks = [size // 16 for size in weight.shape]
+        scale = float(weight.abs().max()) / 400
+        scales = torch.full(blocks, scale)
+        return {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
+
+    tensors = load_file(folder / "model.safetensors")
+    packed = {k: v for name, w in tensors.items() for k, v in halved(name, w).items()}
+    save_file(packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {
+        "dtype": "bfloat16",
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [16, 16],
+            "modules_to_not_convert": ["lm_head"],
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    model = loaded(folder, precision=precision)
+    plain = answer(model, drafter="none")[-1].token_ids
+    assert answer(model, drafter="medusa")[-1].token_ids == plain
+
+
+def test_what_of_a_generation_config_is_not_applied_is_said(folder):
+    config = {"eos_token_id": 255, "repetition_penalty": 1.3, "min_new_tokens": 5, "top_p": 0.8}
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(config | {"suppress_tokens": [], "no_repeat_ngram_size": 0}))
+    said = "not applied, of generation_config.json: repetition_penalty, min_new_tokens"
+    assert said in loaded(folder).info.notes
+
+
+def test_a_repo_folder_of_the_hubs_cache_means_its_snapshot_of_main(folder, tmp_path):
+    repo = tmp_path / "models--me--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("abc123\n")
+    (repo / "snapshots").mkdir()
+    folder.rename(repo / "snapshots" / "abc123")
+    assert Checkpoint.find(LoadRequest(str(repo))).backbone == repo / "snapshots" / "abc123"
 
 
 def test_devices_precisions_and_contexts_out_of_range(folder):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,14 +16,16 @@ from support.inspected import VICUNA
 from support.loading import answer, loaded
 from support.native_engines import lay_out
 
-from medusa_chat.checkpoints import device_plan, weights
+from medusa_chat.checkpoints import device_plan, memory_fit, weights
+from medusa_chat.checkpoints.device_plan import choose_context
 from medusa_chat.checkpoints.layer_split import split_layers
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
+from medusa_chat.checkpoints.memory import device_memory, held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.memory_estimate import Cpu
 from medusa_chat.checkpoints.memory_fit import SHARE, MemoryNeeds
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
@@ -126,6 +129,33 @@ def test_auto_takes_the_largest_precision_that_fits(free, chosen):
     assert vicuna(free).choose("bf16") == chosen
 
 
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(("asked", "context", "says"), [(None, 64, "short"), (65, 65, "long")])
+def test_longrope_has_its_long_factors_where_the_context_asked_for_needs_them(asked, context, says):
+    told = {"max_position_embeddings": 512, "original_max_position_embeddings": 64}
+    config = tiny("phi3", rope_scaling=LONGROPE, **told).config
+    chosen, (note,) = choose_context(asked, config)
+    assert chosen == context and f"longrope's {says} factors" in note
+    assert choose_context(asked, tiny("phi3", max_position_embeddings=512).config)[1] == ()
+
+
+@pytest.mark.parametrize("place", [{}, {"original_max_position_embeddings": 64}])
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+def test_a_file_tells_the_usual_context_that_a_load_takes(place, kind):
+    """By the factors' own length or that of the whole config, whatever the kind is called."""
+    rope = LONGROPE | {"type": kind} | ({} if place else {"original_max_position_embeddings": 64})
+    values = {"max_position_embeddings": 512, "rope_scaling": rope} | place
+    raw = tiny("phi3").config.to_dict() | {"rope_parameters": None} | values
+    if not place:
+        del raw["original_max_position_embeddings"]
+    assert sizes(raw).context == 64
+    for one, context in ((rope, 64), ({"rope_type": "default"}, 512)):
+        nested = raw | {"rope_scaling": None, "rope_parameters": {"full_attention": one}}
+        assert sizes(nested).context == context
+
+
 def on_cpu(bytes: int = 0, **config: Any) -> MemoryNeeds:
     """Those of a 7B model on a CPU with a compiler. bytes: of its files."""
     weights = SimpleNamespace(config=VICUNA | config, kept=0, bytes=bytes)
@@ -153,8 +183,11 @@ def test_a_bf16_model_in_fp32_needs_its_bf16_and_a_layer():
     assert not replace(needs, cpu=Cpu()).widens("fp32")
 
 
-def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu():
+def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu(monkeypatch):
     assert all("int8" not in smaller_precisions(p) for p in ("fp32", "bf16", "fp16", "int8", "nf4"))
+    monkeypatch.setattr(memory_fit, "find_spec", lambda name: object())
+    assert vicuna(24 * GB).remarks("int8") == ()  # our kernel multiplies it
+    monkeypatch.setattr(memory_fit, "find_spec", lambda name: None)
     assert "slower" in vicuna(24 * GB).remarks("int8")[0]
     assert vicuna(24 * GB).remarks("nf4") == ()
     assert replace(vicuna(None), device="cpu").remarks("int8") == ()
@@ -247,6 +280,15 @@ def test_an_offloaded_model_decodes_the_same_tokens(tmp_path):
     plain = tokens(whole)
     assert tokens(offloaded) == plain
     assert tokens(offloaded, drafter=offloaded.drafter(medusa, tree)) == plain
+
+
+def test_a_system_that_does_not_tell_its_swap_has_none(monkeypatch):
+    def refuse() -> None:
+        raise RuntimeError("PdhAddEnglishCounterW failed. Performance counters may be disabled.")
+
+    monkeypatch.setattr(psutil, "swap_memory", refuse)
+    cpu = torch.device("cpu")
+    assert 0 < device_memory(cpu, with_swap=True).free <= device_memory(cpu).total
 
 
 # Out of memory.

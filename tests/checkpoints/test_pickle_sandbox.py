@@ -17,6 +17,7 @@ from support.pickles import run_here
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox
+from medusa_chat.checkpoints import pickle_sandbox_child as child
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
 
@@ -172,6 +173,12 @@ def storage_cut(file, canary):
     rewritten(file, lambda name, data: data[:64] if name.endswith("data/0") else data)
 
 
+def behind_the_storage(file, canary):
+    """A tensor as large as its data, but it begins a row after it."""
+    torch.save(GOOD | {W: torch.zeros(33, 32)[1:]}, file)
+    rewritten(file, lambda name, data: data[:4096] if name.endswith("data/0") else data)
+
+
 def storage_missing(file, canary):
     save_pt(GOOD, file)
     rewritten(file, lambda name, data: None if name.endswith("data/0") else data)
@@ -245,13 +252,13 @@ def wrong_hidden(file, canary):
 
 
 BAD_PICKLES = {
-    code_in_zip: "asks to run 'posix system'",
-    code_in_a_key: "asks to run 'posix system'",
+    code_in_zip: f"asks to run '{os.name} system'",
+    code_in_a_key: f"asks to run '{os.name} system'",
     code_in_raw_pickle: "not a torch.save archive",
     code_in_legacy: "not a torch.save archive",
     code_by_eval: "asks to run '__builtin__ eval'",
     code_by_instance: "does more than list tensors",
-    code_by_stack_global: "asks to run 'posix system'",
+    code_by_stack_global: f"asks to run '{os.name} system'",
     an_object: "asks to run",
     a_module: "asks to run",
     legacy: "before torch 1.6",
@@ -270,6 +277,7 @@ BAD_PICKLES = {
     transposed: "not contiguous",
     every_second: "not contiguous",
     storage_cut: "larger than its data",
+    behind_the_storage: "larger than its data",
     storage_missing: "no data",
     sparse: "asks to run",
     meta: "asks to run",
@@ -334,6 +342,44 @@ def test_the_child_refuses_what_its_header_hides(tmp_path):
     assert "share storage" in problems["shared"]
     assert "torch cannot read it" in problems["gone"]
     assert "torch reads tensors" in problems["other"]
+
+
+def test_a_file_that_the_disk_changes_is_refused(tmp_path, monkeypatch):
+    save_pt(GOOD, tmp_path / "heads.pt")
+    asked, write = job(tmp_path / "heads.pt", tmp_path / "heads.safetensors"), child.write
+
+    def badly(tensors, target):
+        write(tensors, target)
+        target.write_bytes(target.read_bytes()[:-1] + b"\x7f")
+
+    monkeypatch.setattr(child, "write", badly)
+    assert "differs from what was written" in run_here(asked)
+
+
+def test_the_child_bounds_its_memory_its_time_and_its_files(monkeypatch):
+    bounds = {}
+    monkeypatch.setattr(child, "limit_memory", lambda more: bounds.update(memory=more))
+    monkeypatch.setattr(child, "lower", bounds.__setitem__)
+    child.limit(1000, 5.0)
+    kinds = ("RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_CORE")
+    assert bounds.keys() == {"memory", *(getattr(child.resource, kind) for kind in kinds)}
+
+
+def test_nothing_outside_weakens_the_child(monkeypatch):
+    weak = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONSTARTUP": "/tmp/x.py"}
+    for name, value in weak.items():
+        monkeypatch.setenv(name, value)
+    assert not weak.keys() & pickle_sandbox.environment().keys()
+
+
+def test_a_file_that_was_replaced_is_converted_anew(lone_heads, monkeypatch):
+    monkeypatch.setattr(pickle_sandbox, "run", run_here)
+    file = lone_heads / PICKLED
+    save_pt(GOOD, file)
+    first = pickle_sandbox.convert([file], finite=True)
+    save_pt({name: tensor + 1 for name, tensor in GOOD.items()}, file)  # as many bytes
+    os.utime(file, (2_000_000_000, 2_000_000_000))
+    assert pickle_sandbox.convert([file], finite=True) != first
 
 
 def test_a_child_that_dies_or_hangs_refuses_its_file(tmp_path, monkeypatch):

@@ -137,3 +137,25 @@ def test_a_copy_is_of_its_file_and_of_its_repo_and_of_no_other(name: str, is_of_
     copy = KeptCopy("gguf", "owner/repo/a.gguf", "/hub/a.gguf", "bf16", 1, Path("x"))
     assert belongs(copy, name) is is_of_it
     assert not belongs(replace(copy, name=str(Path("a.gguf").resolve())), name)
+
+
+def test_half_copies_of_processes_that_were_killed_go():
+    root = kept_copies.root("converted")
+    left = root / ".part-of-yesterday"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    with kept_copies.writing(root / "copy", kept_copies.Origin("a", "b", "c")) as partial:
+        (partial / "file").write_text("x")
+    assert (root / "copy" / "file").is_file() and not left.exists()
+
+
+def test_a_copy_that_another_process_deletes_too_is_gone(monkeypatch):
+    folder = kept_copies.root("converted") / "copy"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with kept_copies.writing(folder, kept_copies.Origin("a", "b", "c")) as partial:
+        (partial / "file").write_text("x")
+    shown = kept_copies.kept()
+    monkeypatch.setattr(kept_copies, "kept", lambda: shown)
+    for _ in range(2):
+        kept_copies.remove("a")
+        assert not folder.exists()

@@ -43,6 +43,29 @@ def test_a_piece_of_a_pipe_is_not_waited_for(tmp_path):
         regular_files.read_piece(tmp_path / "pipe", 0, 1)
 
 
+def test_below_the_root_of_the_system_nothing_is_looked_at(capsys):
+    """A device was named that nobody had asked for."""
+    assert main(["inspect", os.path.abspath(os.sep)]) == 4
+    assert "neither Medusa heads nor a model" in capsys.readouterr().err
+
+
+def test_a_folder_below_that_may_not_be_read_refuses_nothing(whole, tmp_path, monkeypatch):
+    """As "lost+found" beside a checkpoint on a drive of its own."""
+    for file in whole.iterdir():
+        os.link(file, tmp_path / file.name)
+    (tmp_path / "lost+found").mkdir()
+    scandir, access, lost = os.scandir, os.access, str(tmp_path / "lost+found")
+
+    def refuse(folder):
+        if str(folder) == lost:
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != lost and access(path, mode))
+    assert LocalFolder(tmp_path).files()["config.json"] > 0
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no /dev/zero")
 def test_a_device_is_refused(tmp_path):
     (tmp_path / "config.json").symlink_to("/dev/zero")

@@ -63,7 +63,11 @@ def test_odd_blocks_are_numbers(bits):
 
 @pytest.mark.parametrize("precision", BITS)
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral-window", "qwen2", "qwen3", "gemma", "gpt-neox", "gpt2", "mixtral"]
+    "family",
+    [
+        *("llama", "mistral-window", "qwen2", "phi3", "phi3-part"),
+        *("qwen3", "gemma", "gpt-neox", "gpt2", "mixtral"),
+    ],
 )
 def test_every_drafter_gives_plain_tokens(family, precision, library):
     """Of families whose pass is C, and of others with products in C; files in bf16 or fp16."""
@@ -200,3 +204,11 @@ def test_a_linear_of_no_whole_blocks_stays(library):
     model.get_output_embeddings = lambda: None
     assert round_linears(model, native.NativeThreads(library, 1), Rounded(8)) == 1
     assert type(model[0]) is torch.nn.Linear and type(model[1]) is NativeLinear
+
+
+def test_a_rounded_linear_says_its_dtype(library):
+    """The router of hunyuan_v1_moe asks before it calls it."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32)).bfloat16()
+    model.get_output_embeddings = lambda: None
+    round_linears(model, native.NativeThreads(library, 1), Rounded(8))
+    assert type(model[0]) is NativeLinear and model[0].weight.dtype == torch.bfloat16

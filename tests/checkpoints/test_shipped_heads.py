@@ -37,6 +37,7 @@ def loaded(checkpoint, backbone=None):
         ("Tiny-1M-Instruct-IQ4_XS.gguf", True),
         ("Tiny-1M-Instruct-bf16.gguf", True),
         ("Tiny-1M-Instruct-UD-Q4_K_XL.gguf", True),
+        ("Tiny-1M-Instruct-Q4_K_M-00001-of-00002.gguf", True),
         ("them/Tiny-1M", False),
         ("Tiny-1M-Instruct-of-mine.gguf", False),
         ("them/My-Tiny-1M-Instruct", False),
@@ -53,6 +54,12 @@ def test_a_backbone_that_is_named_alone_takes_the_heads_and_says_so(backbone, sh
     assert any(f"({NAME}) are used" in note for note in model.info.notes)
     report = inspect(str(backbone))
     assert report.heads is not None and any(NAME in note for note in report.notes)
+
+
+def test_a_folder_takes_the_heads_by_the_name_of_its_file(backbone):
+    folder = str(backbone.parent)
+    assert inspect(folder).heads is not None
+    assert Checkpoint.find(LoadRequest(folder)).heads is not None
 
 
 def test_a_name_or_a_shape_that_is_another_takes_none(shipping, tmp_path):

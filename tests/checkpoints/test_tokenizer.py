@@ -3,7 +3,9 @@
 import io
 import json
 
+import pytest
 import sentencepiece
+from support.tokenizers import byte_tokenizer
 
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 
@@ -36,3 +38,25 @@ def test_a_tokenizer_that_is_a_sentencepiece_file_alone_is_read(tmp_path):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert ids == theirs.encode(text)
         assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("auto_map", [{}, {"AutoTokenizer": ["tokenization_own.Own", None]}])
+def test_a_tokenizer_json_is_read_where_the_class_is_unknown_and_no_code_is_run(auto_map, tmp_path):
+    known = byte_tokenizer()
+    known.save_pretrained(tmp_path)
+    (tmp_path / "tokenization_own.py").write_text("raise SystemExit('the code was run')")
+    file = tmp_path / "tokenizer_config.json"
+    values = {"tokenizer_class": "Own", "auto_map": auto_map}
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert read_tokenizer(tmp_path)("the cat")["input_ids"] == known("the cat")["input_ids"]
+
+
+@pytest.mark.parametrize("own", [None, "{{ 'own' }}"])
+def test_the_template_of_a_processor_is_read_where_the_tokenizer_has_none(tmp_path, own):
+    """So the repos of LLaVA 1.5 and Qwen2-VL have it."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = own
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ 'theirs' }}"}))
+    assert read_tokenizer(tmp_path).chat_template == (own or "{{ 'theirs' }}")

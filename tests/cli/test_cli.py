@@ -1,11 +1,13 @@
 """The command line as a contract: names, exit codes, one line for each refusal."""
 
+import errno
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,7 +17,8 @@ from typing import Any
 import pytest
 
 from medusa_chat import __version__, paths
-from medusa_chat.cli import doctor, generate, terminal, train, ui
+from medusa_chat.checkpoints import native_build
+from medusa_chat.cli import chat, doctor, generate, terminal, train, ui
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
 from medusa_chat.cli.options import named
 from medusa_chat.cli.prompts import read_prompts
@@ -31,6 +34,7 @@ from medusa_chat.errors import (
 )
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt, Request
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import NO_STATS
 from medusa_chat.runtime.trace_line import from_json
 from medusa_chat.training.recipe import TrainRequest, read_recipe
@@ -140,12 +144,12 @@ def test_every_option_reaches_the_request_and_the_settings(runner: Scripted, cap
         "--checkpoint c --backbone b --precision bf16 --device cuda:1 --max-context 64 --offline "
         "--drafter medusa --acceptance typical --temperature 0.5 --top-p 0.9 --top-k 7 "
         "--posterior-threshold 0.1 --posterior-alpha 0.2 --tree mc_sim_7b_63 --nodes 9 "
-        "--max-new-tokens 5 --seed 3 --stop A --stop B"
+        "--min-p 0.05 --max-new-tokens 5 --seed 3 --stop A --stop B"
     )
     assert main(["generate", "--prompt", "x", *options.split()]) == 0
     assert runner.request == LoadRequest(*("c", "b", "bf16", "cuda:1", 64, True, "mc_sim_7b_63", 9))
     expected = GenerationSettings(
-        *("medusa", "typical", 0.5, 0.9, 7, 0.1, 0.2, "mc_sim_7b_63", 9, 5, 3, ("A", "B"))
+        *("medusa", "typical", 0.5, 0.9, 7, 0.05, 0.1, 0.2, "mc_sim_7b_63", 9, 5, 3, ("A", "B"))
     )
     assert runner.asked[0][1] == expected
     assert os.environ["HF_HUB_OFFLINE"] == "1"
@@ -289,6 +293,37 @@ def test_a_full_output_is_one_line_and_a_closed_one_no_fault(tmp_path: Path) -> 
         assert said in found.stderr
 
 
+def test_no_compiler_is_advised_where_there_is_no_c_library(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert native_build.compiler() is None and not native_build.advice()
+
+
+class WithoutReader(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    def fileno(self) -> int:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def test_a_closed_pipe_is_no_fault_as_windows_tells_it(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "stdout", WithoutReader())
+    assert main(["--version"]) == 1
+
+
+def test_off_a_console_windows_reads_and_writes_utf_8(monkeypatch: Any) -> None:
+    text = "\u4f60\u597d \u2192 \U0001f600"
+    given, out = io.BytesIO(text.encode()), io.BytesIO()
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given, encoding="cp1252"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="cp1252"))
+    read: list[str] = []
+    monkeypatch.setattr(chat.Chat, "run", lambda _: print(text, end="") or read.append(input()))
+    assert main(["chat"]) == 0
+    assert read == [text] and out.getvalue().decode() == text
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -296,7 +331,6 @@ def test_a_full_output_is_one_line_and_a_closed_one_no_fault(tmp_path: Path) -> 
         (["--study", "tuner", "--prompts", "nope"], "there is no file nope"),
         (["--study", "peers", "--llama-cpp", "nope"], "there is no program nope"),
         (["--study", "ladder", "--medusa-2", "nope"], "there is no folder nope"),
-        (["--shape", "7b", "--trace", "nope"], "there is no file nope"),
         (["--shape", "7b", "--checkpoint", "demo"], "random weights"),
     ],
 )
@@ -324,6 +358,7 @@ def test_heads_that_ship_name_their_base_as_a_backbone() -> None:
         (["--temperature", "warm"], "--temperature"),
         (["--top-p", "inf"], "--top-p is inf"),
         (["--top-k", "-1"], "--top-k is -1"),
+        (["--min-p", "1.1"], "--min-p is 1.1"),
         (["--posterior-threshold", "1.5"], "--posterior-threshold is 1.5"),
         (["--posterior-alpha", "1"], "below 1"),
         (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
@@ -492,6 +527,31 @@ def test_page_is_what_runs_without_a_command(
     assert runner.is_closed
 
 
+def test_ctrl_c_in_the_first_load_is_told_as_no_failure(
+    runner: Scripted, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    def run(self: Scripted, request: Request[Any]) -> Iterator[Any]:
+        begun.set()
+        closed.wait(20)
+        raise WorkerGone("the model's process ended")
+        yield
+
+    def interrupt() -> None:
+        begun.wait(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scripted, "run", run)
+    monkeypatch.setattr(Scripted, "close", lambda self: closed.set())
+    monkeypatch.setattr(ui, "_page", interrupt)
+    assert main(["ui"]) == 130
+    for thread in threading.enumerate():
+        if "(tell)" in thread.name:
+            thread.join(20)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("auth", ["", "me", "me:", ":secret"])
 def test_auth_needs_both_parts(
     runner: Scripted, capsys: Any, monkeypatch: pytest.MonkeyPatch, auth: str
@@ -566,7 +626,7 @@ def test_every_option_of_a_recipe_reaches_the_recipe(
     changes = {
         **{"method": "medusa-2", "heads": 4, "head_layers": 2, "own_lm_head": True},
         **{"root": True},
-        **{"distill": True, "self_talk": 2, "soft_targets": 0, "epochs": 3, "max_steps": 7},
+        **{"distill": True, "self_talk": 2, "epochs": 3, "max_steps": 7},
         **{"batch_tokens": 99, "learning_rate": 0.5, "head_learning_rate_multiplier": 2.0},
         **{"lambda0": 0.3, "lambda0_schedule": "sine", "decay": 0.7, "warmup_steps": 5},
         **{"lora_rank": 6, "lora_alpha": 8, "lora_dropout": 0.5, "seed": 9},

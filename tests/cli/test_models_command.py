@@ -328,11 +328,11 @@ def test_a_terminal_sees_one_line_that_changes(
 
 
 def test_progress_says_bytes_speed_and_time() -> None:
-    from medusa_chat.cli.pull_progress import progress_line
+    from medusa_chat.cli.progress_line import download_line
     from medusa_chat.units import clock, number
 
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
-    assert progress_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"
+    assert download_line(event) == "25%  25 MB of 100 MB  5 MB/s  0:15 left  model.safetensors"
     assert [clock(s) for s in (0, 59.7, 3725)] == ["0:00", "1:00", "1:02:05"]
     sizes = {13_476_839_424: "13.5 GB", 999_600: "1 MB", 99_960: "100 kB", 999: "999 bytes"}
     assert {hub.gb(size) for size in sizes} == set(sizes.values())

@@ -1,18 +1,20 @@
 """Acceptance rules against slow literal versions of their formulas."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drafts import CPU, draft_of
+from support.families import VOCABULARY, tiny
+from transformers import MinPLogitsWarper
 
 from medusa_chat.decoding.acceptance import (
     VerifyInput,
     entropies,
     exact,
-    filtered,
     gumbel,
     own_tokens,
     thresholds,
@@ -20,6 +22,7 @@ from medusa_chat.decoding.acceptance import (
     typical_sampled,
 )
 from medusa_chat.decoding.draft import Draft, TreeTensors
+from medusa_chat.decoding.filters import filtered
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_result import StepResult, read
 from medusa_chat.decoding.tree import Tree
@@ -100,6 +103,18 @@ def test_at_temperature_zero_every_rule_is_greedy(rule):
     assert (a.path, a.next_token) == (b.path, b.next_token)
 
 
+@pytest.mark.parametrize("rule", [typical, typical_sampled])
+def test_at_temperature_zero_a_likely_second_token_is_refused(rule):
+    logits = torch.tensor([[1.0, 0.9, 0.0], [1.0, 0.9, 0.0]])
+    got = result(rule, draft_of(chain(1), [0, 1]), logits, 0, GenerationSettings(seed=1))
+    assert (got.path, got.next_token) == ([0], 0)
+
+
+def test_impossible_tokens_add_no_entropy():
+    log_p = torch.log_softmax(torch.tensor([[0.0, 0.0, -torch.inf]]), -1)
+    assert float(entropies(log_p)) == pytest.approx(math.log(2))
+
+
 def test_typical_does_not_depend_on_the_seed():
     logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(4))
     draft = draft_of(TREE, [1, 2, 3, 4, 5, 6, 0, 1, 2])
@@ -117,6 +132,17 @@ def test_ties_take_the_lowest_node_and_token():
     assert got.path == [0, 1] and got.next_token == 0
 
 
+@pytest.mark.parametrize("rule", [typical, typical_sampled])
+def test_nothing_but_epsilon_and_delta_filters_what_is_typical(rule):
+    logits = 2 * torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(6))
+    draft = draft_of(TREE, [1, 2, 3, 4, 5, 6, 0, 1, 2])
+    for seed in range(20):
+        plain = GenerationSettings(temperature=1.0, seed=seed, posterior_alpha=0.1)
+        cut = replace(plain, top_k=1, top_p=0.1, min_p=1.0)
+        one, other = (result(rule, draft, logits, 0, settings) for settings in (plain, cut))
+        assert (one.path, one.next_token) == (other.path, other.next_token)
+
+
 def samples(settings_of, logits, count):
     """`count` draws for one row of logits, 200 places at a time, a seed for each time."""
     tensors = TreeTensors.of(chain(199), CPU)
@@ -126,7 +152,7 @@ def samples(settings_of, logits, count):
     return torch.cat([own_tokens(one) for one in given])
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.9}])
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.05}])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.8])
 def test_samples_have_the_models_distribution(options, temperature):
     logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0]])
@@ -204,3 +230,96 @@ def test_top_p_keeps_the_smallest_set_and_always_one_token():
         return int(torch.isfinite(filtered(scores, GenerationSettings(top_p=p))).sum())
 
     assert [kept(p) for p in (0.0, 0.4, 0.5, 0.6, 0.81, 0.99)] == [1, 1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("spread", [0.5, 1.5, 4.0])
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9, 0.99])
+def test_top_p_of_many_tokens_is_of_all_of_them_in_each_row_alone(spread, top_p, monkeypatch):
+    """Of the first so many most likely tokens it is what a stable sort of all of them leaves, at
+    ties, too, and whatever a row beside it needs."""
+    monkeypatch.setattr("medusa_chat.decoding.filters.LIKELY", (40, 400))
+    generator = torch.Generator().manual_seed(int(10 * spread))
+    scores = torch.randn(6, 5003, generator=generator) * spread
+    scores[3:] = scores[3:].round()
+    scores[5] = -torch.inf
+    scores[5, 7:9] = 1.0
+    settings = GenerationSettings(top_p=top_p)
+    left = torch.isfinite(filtered(scores, settings))
+    ordered, order = torch.sort(scores, dim=-1, descending=True, stable=True)
+    share = ordered.double().softmax(-1)
+    first = share.cumsum(-1) - share < top_p
+    first[:, 0] = True
+    assert torch.equal(left, torch.zeros_like(first).scatter(1, order, first) & scores.isfinite())
+    alone = [torch.isfinite(filtered(row[None], settings)) for row in scores]
+    assert torch.equal(torch.cat(alone), left)
+
+
+def test_top_k_keeps_the_k_largest():
+    scores = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
+
+    def kept(k):
+        left = filtered(scores, GenerationSettings(top_k=k))[0]
+        return torch.isfinite(left).nonzero()[:, 0].tolist()
+
+    assert [kept(k) for k in (1, 2, 3)] == [[0], [0, 2], [0, 1, 2]]
+    assert kept(0) == kept(4) == [0, 1, 2, 3]
+
+
+def test_top_p_is_of_what_top_k_leaves():
+    scores = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    left = filtered(scores, GenerationSettings(top_k=2, top_p=0.5))
+    assert torch.isfinite(left)[0].tolist() == [True, False, False, False]  # 0.4 / 0.7 > 0.5
+
+
+def test_min_p_is_a_share_of_the_most_likely_and_1_leaves_what_equals_it():
+    scores = torch.log(torch.tensor([[0.05, 0.3, 0.15, 0.5], [0.4, 0.4, 0.1, 0.1]]))
+
+    def kept(p):
+        return torch.isfinite(filtered(scores, GenerationSettings(min_p=p))).sum(-1).tolist()
+
+    assert [kept(p) for p in (0.09, 0.2, 0.5, 0.7, 1.0)] == [[4, 4], [3, 4], [2, 2], [1, 2], [1, 2]]
+    assert filtered(scores, GenerationSettings(min_p=0.0)) is scores
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"min_p": p} for p in (0.02, 0.1, 0.5, 1.0)),
+        {"top_k": 9, "min_p": 0.1},
+        {"top_p": 0.8, "min_p": 0.05},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    ],
+)
+def test_filters_leave_the_tokens_and_the_order_of_transformers(options, temperature):
+    """`generate` tells the logits and what its processors, in its own order, made of them."""
+    ids = torch.randint(3, VOCABULARY, (64, 5), generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(0)
+    told = tiny("llama").generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=6,
+        eos_token_id=None,
+        do_sample=True,
+        temperature=temperature,
+        **{"top_k": 0, "top_p": 1.0} | options,
+        output_logits=True,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    settings = GenerationSettings(temperature=temperature, **options)
+    logits, wanted = torch.cat(told.logits), torch.cat(told.scores)
+    given = VerifyInput(draft_of(chain(0), [1]), logits, 0, settings, False)
+    ours = filtered(given.scores, settings)
+    assert torch.equal(ours.isfinite(), wanted.isfinite())
+    assert torch.equal(ours.softmax(-1), wanted.softmax(-1))
+    assert 0 < ours.isfinite().float().mean() < 1
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.05, 0.3, 1.0])
+def test_min_p_of_a_large_vocabulary_leaves_the_tokens_of_transformers(min_p):
+    generator = torch.Generator().manual_seed(7)
+    for scale in (0.3, 3.0, 30.0):
+        scores = scale * torch.randn(16, 49_152, generator=generator)
+        ours = filtered(scores, GenerationSettings(min_p=min_p))
+        assert torch.equal(ours, MinPLogitsWarper(min_p)(None, scores))

@@ -58,6 +58,33 @@ def test_a_period_goes_on_beyond_the_end_of_the_text():
     assert text.guess(7).tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
+def test_a_guess_has_no_more_tokens_than_a_tile_has_rows():
+    text = Continuation()
+    for token in [1, 2] * 60:
+        text.read([token])
+    assert len(text.guess(100).tokens) == texts.DEPTH
+
+
+def test_a_long_match_goes_before_a_later_short_one():
+    text = Continuation()
+    text.read([1, 2, 3, 4, 50, 3, 4, 60, 1, 2, 3, 4])
+    assert text.guess(1).tokens == (50,)
+
+
+def test_hits_inside_the_prompt_are_not_counted():
+    text = Continuation()
+    text.read([1, 2] * 20)
+    assert text.guess(1).rates == (texts.PRIOR[-1],)
+
+
+def test_what_follows_is_not_copied_where_matches_always_fail():
+    text = Continuation()
+    text.read([5])
+    for token in range(10, 60):
+        text.read([token, 5])
+    assert text.following(4) == ()
+
+
 def test_matches_that_fail_are_guessed_no_more_and_come_back_when_they_hit():
     dice, text = random.Random(0), Continuation()
     text.read([5, 6])
@@ -133,6 +160,26 @@ def test_where_the_text_is_surer_its_tokens_siblings_give_way():
     assert weak.sources == (None, "heads", "heads", "text") or "text" not in weak.sources
 
 
+def test_siblings_of_the_texts_token_share_what_is_left():
+    """0.9 for the text's 11 leaves 12 a fifth of its 0.3: 22 below it and 21 are worth more."""
+    shares = [math.nan, 0.5, 0.3, 0.4, 0.2]
+    made = merge(CANDIDATES, HEADS, shares, guess_of((11, 0.9)), Allowance(4, ""))
+    assert made.tokens == [9, 11, 21, 22]
+
+
+def test_of_a_token_of_both_the_surer_share_counts():
+    shares = [math.nan, 0.5, 0.45, 0.4, 0.2]
+    made = merge(CANDIDATES, HEADS, shares, guess_of((11, 0.1)), Allowance(2, ""))
+    assert made.tokens == [9, 11]
+
+
+def test_a_share_that_is_no_number_counts_as_none_and_one_above_1_as_1():
+    made = merge(CANDIDATES, HEADS, [math.nan, math.nan, *SHARES[2:]], None, Allowance(2, ""))
+    assert made.tokens == [9, 12]
+    dear = Allowance(3, "", (1.0, 2.1, 2.1), 1.0)
+    assert merge(chain(1), [9, 11], [math.nan, 1.2], None, dear).tokens == [9]
+
+
 def test_only_what_is_worth_its_time_is_drafted():
     dear = Allowance(8, "", tuple(1 + 0.5 * n for n in range(8)), 1.0)
     made = merge(CANDIDATES, HEADS, SHARES, guess_of((11, 0.9), (31, 0.9), (32, 0.5)), dear)
@@ -190,6 +237,34 @@ def test_nodes_of_the_text_do_not_change_the_trust_in_the_heads():
     budget.allow(100, (0.4,))
     budget.record(5, 4, True, 1)
     assert budget.trust < 1.0
+
+
+def test_the_text_neither_spends_nor_earns_what_trials_of_the_heads_may_cost():
+    def failed(budget, most=99):
+        """How many drafts of the heads fail until none is tried."""
+        count = 0
+        while count < most and budget.allow(100).nodes > 1:
+            budget.record(2, 1)
+            count += 1
+        return count
+
+    budget = budget_of(0.8)  # what the heads draft never pays, what the text offers does
+    some = failed(budget, 5)
+    for _ in range(20):
+        nodes = budget.allow(100, SURE).nodes
+        budget.record(nodes, nodes)
+    assert some + failed(budget) == failed(budget_of(0.8)) > some
+
+
+def test_what_a_friendly_text_earned_is_not_spent_on_a_hostile_one():
+    budget, lost = budget_of(0.1), 0.0
+    for _ in range(50):
+        budget.record(budget.allow(100, SURE).nodes, 4)
+    for _ in range(200):
+        nodes = budget.allow(100, SURE).nodes
+        budget.record(nodes, 1)
+        lost += budget.costs.at(nodes, 100) - 1
+    assert 0 < lost <= 200 * budgets.SHARE + budgets.PATIENCE * (budget.costs.at(4, 100) - 1)
 
 
 @given(

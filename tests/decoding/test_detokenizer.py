@@ -16,7 +16,7 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER(text)["input_ids"]
 
 
-@given(st.text(max_size=40))
+@given(st.text(max_size=40).filter(lambda text: not text.endswith("\ufffd")))
 def test_pieces_join_to_the_text_and_are_whole_characters(text):
     stream = TextStream(TOKENIZER)
     pieces = [stream.push(token) for token in ids_of(text)]
@@ -68,6 +68,19 @@ def test_a_stop_string_cuts_inside_a_step_alike_however_it_came(sizes):
     assert events[-1].reason == "stop" and events[-1].text == "hello"
     assert list(events[-1].token_ids) == answer[:8]
     assert "".join(e.text for e in events[:-1]) + events[-1].tail == "hello"
+
+
+def test_a_step_cut_by_a_stop_string_keeps_the_path_of_its_tokens_and_closes_the_engine():
+    events = engine_events(ids_of("hello###world"), [12])
+    *_, step, last = with_text(events, TOKENIZER, TokenTexts(TOKENIZER), ["###"])
+    assert len(step.path) == len(step.token_ids) + 1 and last.reason == "stop"
+    assert events.gi_frame is None, "it was closed"
+
+
+def test_a_stop_string_in_the_step_where_somebody_stops_is_the_reason():
+    events = engine_events(ids_of("a###b"), [4])
+    *_, last = with_text(events, TOKENIZER, TokenTexts(TOKENIZER), ["###"], lambda: True)
+    assert last.reason == "stop"
 
 
 def test_texts_of_all_events_join_and_survive_json():

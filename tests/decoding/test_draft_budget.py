@@ -13,7 +13,7 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.runtime.step_profiler import SIZES
 from medusa_chat.runtime.trace_line import from_json, to_json
-from medusa_chat.trees.expected_length import expected_length
+from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.pick import pick
 from medusa_chat.trees.presets import load_tree, published_accuracies
 
@@ -22,7 +22,9 @@ from medusa_chat.trees.presets import load_tree, published_accuracies
 
 def test_expectation_of_a_prefix_is_that_of_the_cut_tree():
     for nodes in (1, 4, 17, 64):
-        assert EXPECTED[nodes - 1] == pytest.approx(expected_length(TREE.head(nodes), ACCURACIES))
+        assert EXPECTED[nodes - 1] == pytest.approx(
+            expected_lengths(TREE.head(nodes), ACCURACIES)[-1]
+        )
 
 
 def test_pick_is_the_best_ratio_of_all_measured_sizes():
@@ -69,6 +71,23 @@ def test_costs_meet_what_was_measured_and_lie_between_it():
     assert costs.at(16, 3) == costs.at(16, 100)
 
 
+def test_costs_beyond_what_was_measured_stay_within_it():
+    rising = StepCosts((1, 4), (100, 200), ((1.0, 2.0), (1.5, 3.0)))
+    assert rising.at(1, 0) == 1.0
+    falling = StepCosts((1, 4), (100, 200), ((2.0, 3.0), (1.0, 2.0)))
+    assert falling.at(1, 1000) == 1.0
+
+
+def test_a_step_that_no_head_drafted_is_cheaper_by_their_time():
+    costs = StepCosts((1, 4), (100,), ((1.0, 2.0),), (0.2, 0.8))
+    assert costs.undrafted(4, 100)[-1] == pytest.approx(1.2)
+
+
+def test_more_nodes_are_never_priced_below_fewer():
+    costs = StepCosts((1, 2, 4), (100,), ((1.0, 3.0, 2.0),), (0.0, 0.0, 0.0))
+    assert costs.drafted(2, 4, 100) == (1.0, 3.0, 3.0, 3.0)
+
+
 @pytest.mark.parametrize(
     "sizes, lengths, seconds",
     [
@@ -88,7 +107,7 @@ def test_costs_that_make_no_sense_are_refused(sizes, lengths, seconds):
 def test_published_accuracies_promise_what_the_paper_of_their_tree_does():
     """The published 64-node tree over the published table: about 2.5 tokens a step."""
     tree, table = load_tree("mc_sim_7b_63"), published_accuracies()
-    assert 2.3 < expected_length(tree, table) < 2.7
+    assert 2.3 < expected_lengths(tree, table)[-1] < 2.7
     assert all(sum(row) <= 1 and list(row) == sorted(row, reverse=True) for row in table)
 
 

@@ -1,6 +1,7 @@
 """The engine's invariants, on tiny random models in fp32."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,13 +9,15 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, engine_of, tokens
-from support.families import CONTEXT, FAMILIES, VOCABULARY, tiny
+from support.families import BY_LENGTH, CONTEXT, FAMILIES, VOCABULARY, tiny
+from transformers import Qwen2Config
 
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled
+from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -63,15 +66,48 @@ def test_greedy_equals_transformers_generate(family):
     assert plain == expected
 
 
-@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.5}])
-def test_seeded_sampling_with_top_k_and_top_p_equals_plain(options):
+@pytest.mark.parametrize("kinds", [None, ["sliding_attention", "full_attention"]])
+def test_a_window_that_the_family_has_not_is_ignored_as_transformers_does(kinds):
+    plain = tokens(engine_of(tiny("llama")))
+    assert tokens(engine_of(tiny("llama", sliding_window=4, layer_types=kinds))) == plain
+
+
+@pytest.mark.parametrize("context", [16, CONTEXT])
+@pytest.mark.parametrize("kind", BY_LENGTH)
+def test_rope_that_follows_the_length_is_chosen_once(kind, context):
+    """A tree reaches over the length at which it changes before a row does, and what the cache
+    holds was turned before."""
+    rope = {"rope_type": kind, "rope_theta": 100.0} | BY_LENGTH[kind]
+    engine = engine_of(
+        tiny("llama", rope_parameters=rope, max_position_embeddings=16), context=context
+    )
+    assert check_tree_step(engine.backbone) < 1e-4
+    settings = {"max_new_tokens": context - len(PROMPT), "temperature": 0.0}
+    plain = tokens(engine, **settings)
+    assert len(plain) == context - len(PROMPT)
+    for tree in (TREES["chain"], TREES["dense"]):
+        drafter = Oracle(plain, tree)
+        assert tokens(engine, drafter=drafter, **settings) == plain
+    whole = engine.backbone.model(torch.tensor([[*PROMPT, *plain]])).logits[0]
+    assert whole[len(PROMPT) - 1 : -1].argmax(-1).tolist() == plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.5}),
+        *({"min_p": 0.2}, {"top_k": 9, "top_p": 0.9, "min_p": 0.1}),
+    ],
+)
+def test_seeded_sampling_of_what_filters_leave_equals_plain(options):
     engine = engine_of(tiny("llama"))
     for seed in range(5):
         plain = tokens(engine, temperature=1.2, seed=seed, **options)
-        drafter = Oracle(plain, TREES["dense"])
-        events = decode(engine, drafter=drafter, temperature=1.2, seed=seed, **options)
-        assert list(events[-1].token_ids) == plain
-        assert events[-1].stats.acceleration_rate > 1.5
+        assert plain != tokens(engine, temperature=1.2, seed=seed)
+        for drafter in drafters_of(engine, plain, TREES["dense"], 1.2):
+            events = decode(engine, drafter=drafter, temperature=1.2, seed=seed, **options)
+            assert list(events[-1].token_ids) == plain
+        assert events[-1].stats.acceleration_rate > 1.5  # of the oracle, the last
 
 
 @st.composite
@@ -274,6 +310,19 @@ def test_the_context_is_filled_and_never_overrun(family):
             assert drafted[-1].reason == "context"
 
 
+def test_an_answer_that_just_fits_ends_by_its_length():
+    engine = engine_of(tiny("llama"), context=32)
+    assert decode(engine, [5] * 20, max_new_tokens=12)[-1].reason == "length"
+
+
+def test_no_draft_goes_beyond_the_last_position():
+    engine = engine_of(tiny("gpt2"))  # its positions are a table of CONTEXT rows
+    prompt = [(3 * i) % VOCABULARY for i in range(CONTEXT - 6)]
+    plain = tokens(engine, prompt, max_new_tokens=100)
+    for drafter in drafters_of(engine, plain, TREES["dense"], 0.0):
+        assert tokens(engine, prompt, drafter=drafter, max_new_tokens=100) == plain
+
+
 def test_a_prompt_that_leaves_no_room_is_refused(llama):
     with pytest.raises(ContextError, match=r"96 tokens and the context holds 96"):
         tokens(llama, [5] * CONTEXT)
@@ -304,23 +353,64 @@ def test_a_checkpoint_without_heads_says_what_to_use():
         engine.drafter(medusa(), ROOT)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, AttributeError])
+def test_what_the_code_of_a_family_raises_is_one_line(kind, monkeypatch):
+    def broken(*_, **__):
+        raise kind("no such thing\n in this family")
+
+    model = tiny("llama")
+    backbone = Backbone(model, CONTEXT)
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", broken)
+    for work in (lambda: Backbone(model, CONTEXT), lambda: check_tree_step(backbone)):
+        with pytest.raises(ModelError, match="family llama .* fails: no such thing$"):
+            work()
+
+
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "why"),
     [
-        ("Mamba", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}),
-        ("Bloom", {"vocab_size": 32, "hidden_size": 16, "n_layer": 1, "n_head": 2}),
-        ("Jamba", {"vocab_size": 32}),
-        ("GPTNeo", {"vocab_size": 32}),
+        ("Mamba", {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}, "recurrent"),
+        ("Bloom", {"vocab_size": 32, "hidden_size": 16, "n_layer": 1, "n_head": 2}, "ALiBi"),
+        ("Jamba", {"vocab_size": 32}, "recurrent"),
+        ("GPTNeo", {"vocab_size": 32}, "local attention"),
+        ("Llama4Text", {"vocab_size": 32}, "local attention"),
+        ("Gemma3nText", {}, "share their keys and values"),
+        ("Gemma4Text", {"num_kv_shared_layers": 20}, "share their keys and values"),
+        ("Llava", {}, "a vision-language model"),
+        ("Mllama", {}, "cross attention"),
+        ("T5", {}, "an encoder"),
     ],
 )
-def test_families_that_cannot_work_are_refused_by_name(name, values):
+def test_families_that_cannot_work_are_refused_by_name(name, values, why):
     import transformers
 
-    from medusa_chat.decoding.families import refuse_unfit
-
     config = getattr(transformers, f"{name}Config")(**values)
-    with pytest.raises(ModelError, match=config.model_type):
+    with pytest.raises(ModelError, match=f"{config.model_type} is not supported: .*{why}"):
         refuse_unfit(config)
+
+
+def test_a_config_that_says_alibi_is_refused():
+    with pytest.raises(ModelError, match="ALiBi"):
+        refuse_unfit(SimpleNamespace(model_type="falcon", alibi=True))
+
+
+def test_a_window_that_is_switched_off_is_none():
+    on = Qwen2Config(sliding_window=4, use_sliding_window=True, max_window_layers=0)
+    off = Qwen2Config(sliding_window=4, use_sliding_window=False)
+    assert set(windows(on)) == {4} and set(windows(off)) == {None}
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "gptj", "falcon"])
+def test_families_that_change_scores_need_their_eager_attention(family):
+    assert needs_eager(SimpleNamespace(model_type=family))
+
+
+def test_rounding_in_16_bits_is_not_told_as_a_fault_of_the_family(monkeypatch):
+    monkeypatch.setattr("medusa_chat.checkpoints.tree_check._difference", lambda _: 0.2)
+    with pytest.raises(ModelError, match="in bfloat16: .* try --precision fp32$"):
+        check_tree_step(Backbone(tiny("llama").bfloat16(), CONTEXT))
+    with pytest.raises(ModelError, match=r"more than 0\.001$"):
+        check_tree_step(Backbone(tiny("llama"), CONTEXT))
 
 
 def test_the_load_check_notices_a_broken_attention():
@@ -388,7 +478,10 @@ def test_a_trace_line_of_another_version_is_read(llama):
     assert from_json(line).backbone_seconds == 0.0
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed"])
+MERGED = ("llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed", "phi3", "phi3-part")
+
+
+@pytest.mark.parametrize("family", MERGED)
 def test_merged_layers_decode_like_the_stock_ones(family):
     expected = [tokens(engine_of(tiny(family)), temperature=t) for t in (0.0, 1.0)]
     model = tiny(family)
@@ -402,7 +495,7 @@ def test_merged_layers_decode_like_the_stock_ones(family):
             assert tokens(engine, drafter=drafter, temperature=temperature) == plain
 
 
-@pytest.mark.parametrize("family", ["gemma", "gpt2", "phi3", "cohere"])
+@pytest.mark.parametrize("family", ["gemma", "gpt2", "qwen3", "cohere"])
 def test_layers_of_other_families_stay_as_they_are(family):
     assert not any("merged" in note for note in replace_submodules(tiny(family)))
 

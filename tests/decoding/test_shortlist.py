@@ -13,6 +13,7 @@ from support.shortlists import LISTED, shortened
 
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
 from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
@@ -21,7 +22,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
-from medusa_chat.training.calibrate import RankCounter, _search
+from medusa_chat.training.calibrate import Greedy, _search
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.short_vocabulary import shortlist
 from medusa_chat.trees.calibration import Calibration
@@ -134,6 +135,20 @@ def test_a_token_map_is_drafted_from_as_it_is():
     assert none is None and torch.allclose(whole[:, names], logits, atol=1e-5)
 
 
+def test_a_token_without_a_row_is_impossible():
+    heads = MedusaHeads(2, 4, vocabulary=3)
+    heads.vocabulary, heads.token_map = 5, torch.tensor([0, 2, 4])
+    logits = heads(torch.randn(1, 4), torch.tensor([0]), lambda x: x)
+    assert torch.isfinite(logits[0, 0]).tolist() == [True, False, True, False, True]
+
+
+def test_an_lm_head_of_some_tokens_says_what_the_whole_one_says():
+    config = SimpleNamespace(logit_scale=0.5, final_logit_softcapping=2.0)
+    whole = LogitHead(torch.nn.Linear(4, 6), config)
+    chosen, x = torch.tensor([1, 4]), torch.randn(3, 4)
+    assert torch.allclose(whole.rows(chosen)(x), whole(x)[:, chosen])
+
+
 def test_a_quantised_lm_head_and_tokens_that_no_head_has_are_left_alone():
     engine = engine_of(tiny("llama"))
     own = with_own_heads(engine, mapped=True)
@@ -214,10 +229,8 @@ def test_calibrate_keeps_a_shortlist_or_makes_the_first_one(kept):
         calibration=stored if kept else None,
     )
     loaded.engine.backbone.vocabulary = 4096
-    counter = RankCounter(loaded)
-    counter.prompts, counter.said = [[1]], [list(range(256)) * 16]
-    counter.answers = [[(0, 0, 0)] * 8]
-    found = _search(loaded, counter, 4, "here").shortlist
+    answers = [Greedy([1], list(range(256)) * 16, [(0, 0, 0)] * 8)]
+    found = _search(loaded, answers, 4, "here").shortlist
     assert found == (kept or tuple(range(256)))
 
 

@@ -10,8 +10,8 @@ from support.hub_files import (
     BASE,
     HEADS,
     MB,
+    SHARD,
     heads_files,
-    shard,
     text,
     weights,
     whole_files,
@@ -98,15 +98,15 @@ def test_repos_that_hang_when_looked_into_do_not_hold_up_a_search(
 
 
 def test_source_reads_headers_and_no_weights(server: Hub) -> None:
-    server.repos[BASE].files[shard(server)] = weights(3 * MB, 9)
+    server.repos[BASE].files[SHARD] = weights(3 * MB, 9)
     before = server.sent
     source = hub.HubSource(BASE)
-    assert source.files()[shard(server)] == len(server.repos[BASE].files[shard(server)])
-    content = server.repos[BASE].files[shard(server)]
-    assert source.read(shard(server), 0, 8) == content[:8]
-    assert source.read(shard(server), 8, 5000) == content[8:5008]
-    assert source.read(shard(server), len(content) - 10, 50) == content[-10:]
-    assert source.read(shard(server), len(content) + 10, 50) == b""
+    assert source.files()[SHARD] == len(server.repos[BASE].files[SHARD])
+    content = server.repos[BASE].files[SHARD]
+    assert source.read(SHARD, 0, 8) == content[:8]
+    assert source.read(SHARD, 8, 5000) == content[8:5008]
+    assert source.read(SHARD, len(content) - 10, 50) == content[-10:]
+    assert source.read(SHARD, len(content) + 10, 50) == b""
     assert source.read("config.json", 0, 10**9) == server.repos[BASE].files["config.json"]
     assert server.sent - before < 500_000
     refusal("missing", "no file", lambda: source.read("nope", 0, 1))
@@ -121,12 +121,12 @@ def _huge(source: hub.HubSource) -> bytes:
 
 def test_source_reads_a_server_without_ranges_and_the_cache(server: Hub) -> None:
     server.faults = [Fault("/cdn/", "whole")]
-    content = server.repos[BASE].files[shard(server)]
-    assert hub.HubSource(BASE).read(shard(server), 100, 50) == content[100:150]
+    content = server.repos[BASE].files[SHARD]
+    assert hub.HubSource(BASE).read(SHARD, 100, 50) == content[100:150]
     server.faults = []
     fetch(hub.plan(BASE))
     before = server.sent
-    assert hub.HubSource(BASE).read(shard(server), 100, 50) == content[100:150]
+    assert hub.HubSource(BASE).read(SHARD, 100, 50) == content[100:150]
     assert server.sent == before
 
 

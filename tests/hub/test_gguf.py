@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from support.downloads import fetch, refusal
@@ -110,3 +111,58 @@ def test_a_damaged_file_on_the_hub_is_one_line(
     assert main(["inspect", f"{REPO}/tiny-Q4_0.gguf"]) == 4
     assert main(["generate", "--backbone", f"{REPO}/tiny-Q4_0.gguf", "--prompt", "a"]) == 4
     assert "is broken" in capsys.readouterr().err
+
+
+SPLIT = "someone/split-GGUF"
+PARTS = tuple(f"Q8_0/tiny-0000{n}-of-00005.gguf" for n in range(1, 6))
+
+
+@pytest.fixture
+def split(server: Hub, tmp_path: Path) -> Hub:
+    """The Hub with a repo of a folder for each kind: a split file, and a smaller one."""
+    model = tiny_model()
+    first = write_gguf(tmp_path / "Q8_0" / "tiny.gguf", model, "Q8_0", split=5)
+    files = {part: (tmp_path / part).read_bytes() for part in PARTS}
+    whole = write_gguf(tmp_path / "tiny-Q4_0.gguf", model, "Q4_0").read_bytes()
+    rmtree(first.parent)
+    (tmp_path / "tiny-Q4_0.gguf").unlink()
+    server.repos[SPLIT] = HubRepo(files | {"Q4_0/tiny-Q4_0.gguf": whole})
+    return server
+
+
+@pytest.mark.parametrize("name", [SPLIT, f"{SPLIT}/{PARTS[0]}", f"{SPLIT}/{PARTS[3]}"])
+def test_all_parts_of_a_split_file_are_planned_and_looked_at(name: str, split: Hub) -> None:
+    size = sum(len(split.repos[SPLIT].files[part]) for part in PARTS)
+    plan = hub.plan(name)
+    assert tuple(item.file.name for item in plan.parts[0].files) == PARTS
+    assert plan.total == plan.left == size
+    report = inspect(name, open_source=open_anywhere)
+    assert (report.backbone_bytes, report.stored, report.is_here) == (size, "Q8_0", False)
+    assert report.memory and not report.problems
+    split.repos[SPLIT].files.pop(PARTS[2])
+    if name != SPLIT:
+        refusal("missing", f"has no {PARTS[2]}: it has {PARTS[0]}, ", lambda: hub.plan(name))
+        assert f"{PARTS[2]} is missing" in inspect(name, open_source=open_anywhere).problems[0]
+    else:  # the other file is whole
+        assert hub.plan(name).parts[0].files[0].file.name == "Q4_0/tiny-Q4_0.gguf"
+        assert inspect(name, open_source=open_anywhere).stored == "Q4_0"
+
+
+def test_a_split_file_is_downloaded_converted_and_removed_with_all_its_parts(
+    split: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--prompt", "a", "--max-new-tokens", "3", "--json", "--device", "cpu"]
+    assert main(["generate", "--backbone", f"{SPLIT}/{PARTS[1]}", *asked]) == 0
+    assert "converting tiny-00001-of-00005.gguf (" in capsys.readouterr().err
+    assert [one.name for one in kept_copies.kept()] == [f"{SPLIT}/{PARTS[0]}"]
+    folder = hub.cached_folder(f"{SPLIT}/{PARTS[4]}")
+    assert folder and all((folder / part).is_file() for part in PARTS)
+    assert main(["models", "pull", f"{SPLIT}/Q4_0/tiny-Q4_0.gguf"]) == 0
+    (folder / PARTS[2]).unlink()
+    assert not hub.cached_folder(f"{SPLIT}/{PARTS[0]}") and hub.cached_folder(SPLIT)
+    assert main(["generate", "--backbone", f"{SPLIT}/{PARTS[0]}", *asked]) == 0  # fetched again
+    assert main(["models", "rm", f"{SPLIT}/{PARTS[2]}"]) == 0
+    assert not kept_copies.kept() and not (folder / PARTS[0]).exists()
+    assert hub.cached_folder(f"{SPLIT}/Q4_0/tiny-Q4_0.gguf")
+    (folder / "Q4_0/tiny-Q4_0.gguf").rename(folder / "a-00001-of-00002.gguf")
+    assert not hub.cached_folder(SPLIT)

@@ -6,13 +6,13 @@ from itertools import accumulate
 
 import pytest
 from support.gaps import with_gap
-from support.races import SHORT, STORY, Racer, result
+from support.races import SHORT, STORY, Racer, race, result
 
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
-from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress, compare
+from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress
 from medusa_chat.runtime.recordings import Comparison, compared
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
@@ -54,7 +54,7 @@ def ids_of(session: Session) -> tuple[int, ...]:
 
 
 def test_both_run_whole_one_after_the_other_behind_a_warm_up_of_each(scripted):
-    seen = [p for p in compare(scripted, STORY, SHORT) if isinstance(p, Progress)]
+    seen = [p for p in race(scripted, STORY, SHORT) if isinstance(p, Progress)]
     order = list(dict.fromkeys((p.side, p.stage) for p in seen if p.stage != "waiting"))
     assert order == [
         ("plain", "warming up"),
@@ -141,7 +141,7 @@ def test_speedup_is_acceleration_over_overhead_and_the_ratio_of_rates(demo):
 def test_a_recording_is_the_answer_on_its_own_clock(demo, side):
     recording = getattr(result(demo), side)
     times = [frame.seconds for frame in recording.frames]
-    assert times == sorted(times) and times[0] == recording.first_token_seconds
+    assert times == sorted(times) and times[0] == recording.stats.prefill_seconds
     assert times[-1] == pytest.approx(recording.total_seconds)
     assert "".join(frame.text for frame in recording.frames) == recording.text
     assert sum(frame.tokens for frame in recording.frames) == len(recording.token_ids)
@@ -199,7 +199,7 @@ def test_typical_acceptance_is_called_lossy_only_where_it_is(demo):
 @pytest.mark.parametrize("place", [1, 2])
 def test_closing_in_either_run_stops_it_and_leaves_the_model_usable(demo, place):
     whole = ids_of(demo)
-    running = compare(demo, STORY, replace(SHORT, max_new_tokens=400), poll_seconds=0.001)
+    running = race(demo, STORY, replace(SHORT, max_new_tokens=400))
     for event in running:
         if event.stage == "running" and event.place == place and event.tokens:
             break
@@ -210,7 +210,7 @@ def test_closing_in_either_run_stops_it_and_leaves_the_model_usable(demo, place)
 def test_an_answer_stopped_from_outside_is_no_comparison(scripted, monkeypatch):
     scripted.runner.delay = 0.05
     jobs = remember_jobs(scripted, monkeypatch)
-    running = compare(scripted, STORY, SHORT, poll_seconds=0.01)
+    running = race(scripted, STORY, SHORT)
     with pytest.raises(MedusaChatError, match="needs two finished answers"):
         for event in running:
             if event.stage == "running":
@@ -226,7 +226,7 @@ def test_a_failing_side_is_told_in_its_own_words(scripted):
 def test_waiting_behind_another_answer_is_progress(scripted):
     scripted.runner.delay = 0.02
     other = scripted.submit(Reply("other", SHORT))
-    running = compare(scripted, STORY, replace(SHORT, max_new_tokens=2), poll_seconds=0.01)
+    running = race(scripted, STORY, replace(SHORT, max_new_tokens=2))
     first = next(running)
     assert (first.stage, first.ahead) == ("waiting", 1)
     assert isinstance(list(running)[-1], Comparison)

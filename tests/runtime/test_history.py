@@ -1,7 +1,10 @@
 """Conversations on disk: what was said is there again, and a broken file stops nobody."""
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -65,7 +68,15 @@ def test_the_list_is_newest_first_and_searched_by_title_and_words(history):
     assert history.listed("content") == [] and len(history.listed("", 2)) == 2
 
 
-def test_a_deleted_one_is_in_no_list_and_comes_back_until_it_is_removed(history):
+def test_the_list_begins_with_what_was_said_last(history):
+    for name, made, changed in (("old", 1.0, 9.0), ("new", 5.0, 6.0)):
+        history.save(name, replace(KEPT, created_at=made, updated_at=changed))
+    assert [one.id for one in history.listed()] == ["old", "new"]
+
+
+def test_a_deleted_one_is_in_no_list_and_comes_back_until_it_is_removed(history, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr("medusa_chat.runtime.history.time.time", lambda: now)
     history.save("a", said("secret words"))
     history.save("a", said("secret words"), is_deleted=True)
     assert history.load("a") is None and history.listed() == [] == history.all()
@@ -73,11 +84,11 @@ def test_a_deleted_one_is_in_no_list_and_comes_back_until_it_is_removed(history)
     assert len(history.listed()) == 1 and history.purge(0) == []
     history.save("a", said("secret words"), is_deleted=True)
     assert history.purge(60) == []
-    moment = time.time()
-    time.sleep(0.05)
+    now += 60
     history.save("b", said("other"), is_deleted=True)
     history.save("a", said("secret words"), is_deleted=True)  # that does not make it younger
-    assert history.purge(time.time() - moment) == ["a"]
+    assert history.purge(30) == ["a"]
+    now += 1
     assert history.purge(0) == ["b"] and history.purge(0) == []
     history.save("a", said("later"), is_deleted=True)
     data = b"".join(file.read_bytes() for file in history.file.parent.iterdir())
@@ -120,7 +131,10 @@ ROW = json.loads(KEPT.to_line())
         json.dumps({**ROW, "made": 1}),
         *(
             json.dumps({**ROW, "messages": [{**ROW["messages"][0], **wrong}, ROW["messages"][1]]})
-            for wrong in ({"role": "system"}, {"content": 7}, {"parent": 1}, {"id": True})
+            for wrong in (
+                *({"role": "system"}, {"content": 7}, {"parent": 1}, {"id": True}),
+                *({"figures": made} for made in (7, [7], ["demo", "fast"], ["demo", 1, 1, 1])),
+            )
         ),
     ],
 )
@@ -184,6 +198,23 @@ def test_what_another_program_wrote_meanwhile_stays_beside_it(history):
     assert len(history.load("a").tree.said) == 3
 
 
+def test_nobody_writes_between_reading_what_is_there_and_writing(history, monkeypatch):
+    base, seen, checked = said("hello"), [], history._checked
+    history.save("a", replace(base, given_title="theirs"))
+
+    def meanwhile(row):
+        with closing(sqlite3.connect(history.file, timeout=0)) as other, other:
+            try:
+                other.execute("UPDATE conversations SET title = 'x'")
+            except sqlite3.OperationalError as error:
+                seen.append(str(error))
+        return checked(row)
+
+    monkeypatch.setattr(history, "_checked", meanwhile)
+    assert history.save("a", replace(base, system="ours"), before=base).given_title == "theirs"
+    assert seen == ["database is locked"]
+
+
 def test_a_failure_is_told_again_after_a_success(history, told, monkeypatch):
     opened = history._open
 
@@ -196,3 +227,46 @@ def test_a_failure_is_told_again_after_a_success(history, told, monkeypatch):
         monkeypatch.setattr(history, "_open", opened)
         assert history.save("a", KEPT)
     assert len(told) == 2 and "disk is full" in told[1] and history.told == told
+
+
+def test_conversations_from_elsewhere_are_added_once_and_change_nothing_here(history, told):
+    history.save("a", KEPT)
+    shorter = replace(KEPT, tree=KEPT.tree.without(KEPT.tree.leaf))
+    found = [("a", shorter), ("a", said("x")), ("b", said("y", at=3.0)), ("", said("z"))]
+    assert history.add(found, {"b"}) == 3
+    assert history.load("a") == KEPT and history.load("b") is None
+    assert {one.title for one in history.listed()} == {KEPT.title, "x", "y", "z"}
+    assert history.add(found, {"b"}) == 0 == history.add([]) and not told
+
+
+def test_conversations_are_added_all_or_none(history, told):
+    class Full(StoredConversation):
+        def to_line(self):
+            raise sqlite3.OperationalError("database or disk is full")
+
+    history.save("a", KEPT)
+    assert history.add([("b", said("x")), ("c", Full(TREE))]) is None and "is full" in told[0]
+    assert [one.id for one in history.listed()] == ["a"]
+
+
+def test_a_program_that_is_killed_while_it_adds_has_added_nothing(history):
+    history.save("a", KEPT)
+    code = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from medusa_chat.runtime import history
+        from medusa_chat.runtime.message_tree import MessageTree
+        from medusa_chat.runtime.stored_conversation import StoredConversation
+
+        class Deadly(StoredConversation):
+            def to_line(self):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        long = StoredConversation(MessageTree().plus("user", "x" * 1_000_000))
+        found = [(f"b{number}", long) for number in range(20)]  # more than sqlite's cache
+        history.History(Path(sys.argv[1])).add([*found, ("c", Deadly(long.tree))])
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(history.file)])
+    assert done.returncode == -signal.SIGKILL
+    assert [one.id for one in history.listed()] == ["a"]
+    assert history.add([("b", said("x"))]) == 1

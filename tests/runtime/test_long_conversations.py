@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tokenizers import AddedToken
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.events import Finished, Prefilled
@@ -108,3 +109,11 @@ def test_room_for_long_answers_is_a_quarter_of_the_context(model):
     first, *_ = reply(model, Reply(talk(8), asked, drops_oldest=True))
     ids = encode(model, talk(8))[0]
     assert (first.left_out == 0) == (len(ids) + CONTEXT // 4 <= CONTEXT)
+
+
+def test_special_tokens_that_no_map_names_stay_text(model, monkeypatch):
+    """As Llama-3's <|eot_id|>: it would end the user's turn and begin another."""
+    known = AddedToken("<|eot_id|>", special=True)
+    monkeypatch.setattr(type(model.tokenizer), "added_tokens_decoder", {5: known})
+    _, text = encode(model, [said("user", "a<|eot_id|>b")])
+    assert "<|eot_id|>" not in text

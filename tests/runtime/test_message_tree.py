@@ -1,7 +1,11 @@
 """The tree of messages: versions stay, one path is shown."""
 
+import json
 from dataclasses import replace
 
+import pytest
+
+from medusa_chat.runtime.answer_figures import AnswerFigures
 from medusa_chat.runtime.message_tree import MessageTree
 
 
@@ -34,9 +38,24 @@ def test_a_message_goes_with_what_follows_it_and_its_id_is_not_given_again():
 
 
 def test_a_tree_comes_back_from_its_json():
-    tree = conversation().head(1).plus("assistant", "a1b", "stopped", (2, 3))
-    assert MessageTree.from_json(tree.to_json()) == tree
+    figures = AnswerFigures("demo", 43.25, 1.9)
+    tree = conversation().head(1).plus("assistant", "a1b", "stopped", (2, 3), 0, figures)
+    assert MessageTree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
     assert MessageTree.from_json(MessageTree().to_json()) == MessageTree()
+
+
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        (AnswerFigures("demo", 1436.4, 1.94), "demo · 1,436 tokens/s · 1.9 tokens a step"),
+        (AnswerFigures("demo", 43.25, 1.0), "demo · 43.2 tokens/s · 1.0 tokens a step"),
+        (AnswerFigures("demo", 43.25, 1.0, True), "demo · 43.2 tokens/s · plain"),
+        (AnswerFigures("demo", None, None), "demo"),
+        (AnswerFigures("demo", 43.25, None), "demo"),
+    ],
+)
+def test_only_what_was_measured_is_told_of_an_answer(figures, line):
+    assert figures.line == line
 
 
 def test_ids_only_grow_whatever_the_clock_does(monkeypatch):
@@ -49,7 +68,7 @@ def test_ids_only_grow_whatever_the_clock_does(monkeypatch):
 def test_two_programs_that_went_on_from_one_tree_are_put_together():
     base = conversation()
     q1, a1, q2 = base.said
-    edited = base.replaced(replace(base.said[a1], content="edited"))
+    edited = replace(base, said={**base.said, a1: replace(base.said[a1], content="edited")})
     theirs = edited.plus("assistant", "their answer")
     ours = base.plus("assistant", "our answer")
     both = ours.merged(theirs, base)
@@ -72,3 +91,10 @@ def test_two_messages_have_two_ids_where_the_clock_is_behind(monkeypatch):
     one, two = base.plus("user", "one"), replace(base, made=base.made).plus("user", "two")
     two = replace(two, said={**base.said, one.leaf: replace(one.said[one.leaf], content="two")})
     assert texts(one.merged(two, base))[-1] == "one"  # at the worst what is here stays
+
+
+def test_figures_of_an_answer_that_goes_on_name_both_models_and_no_rate():
+    one, two = AnswerFigures("demo", 43.25, 1.9), AnswerFigures("SmolLM2", 20.0, 1.5)
+    assert two.after(one) == AnswerFigures("demo, SmolLM2")
+    assert two.after(two.after(one)) == AnswerFigures("demo, SmolLM2")
+    assert one.after(one) == AnswerFigures("demo") and one.after(None) is None

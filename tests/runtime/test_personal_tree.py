@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from support.counting import PRIOR, TREE, answer, counted, prefilled
@@ -14,6 +15,8 @@ from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
 from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
+from medusa_chat.trees.acceptance_fold import AcceptanceFold
 from medusa_chat.trees.path_probabilities import PathProbabilities
 from medusa_chat.trees.shapes import cartesian
 from medusa_chat.trees.suggestion import search_likeliest, suggest_tree
@@ -51,6 +54,35 @@ def test_noise_alone_never_offers_a_tree(seed):
 
 def test_nothing_is_offered_before_enough_is_counted():
     assert suggest_tree(counted(WIDE, answers=2, steps=60), facts_of(WIDE), len(WIDE)) is None
+
+
+def halves(*counts: dict[int, int], steps=(1000, 1000)) -> AcceptanceCounts:
+    """Counts of two halves, of one head: rank -> how often of 400 it was right."""
+    first, second = (
+        AcceptanceFold(
+            {(0, rank): [right, 400] for rank, right in half.items()},
+            {(rank,): [right, 400] for rank, right in half.items()},
+            seen,
+        )
+        for half, seen in zip(counts, steps, strict=True)
+    )
+    return AcceptanceCounts((first, second))
+
+
+FIRST = Tree.from_choices([(0,)])
+FOURTH_RIGHT = {0: 10, 1: 0, 2: 0, 3: 380}
+
+
+@pytest.mark.parametrize("other", [{0: 10, 1: 0, 2: 380, 3: 0}, {0: 40, 1: 0, 2: 0, 3: 45}])
+def test_a_tree_must_win_in_each_half_of_the_chats_that_it_was_not_searched_in(other):
+    """The third rank is right there, or the fourth hardly more often than the first."""
+    assert suggest_tree(halves(FOURTH_RIGHT, FOURTH_RIGHT), facts_of(FIRST), 2) is not None
+    assert suggest_tree(halves(FOURTH_RIGHT, other), facts_of(FIRST), 2) is None
+
+
+def test_nothing_is_offered_before_both_halves_are_counted():
+    counts = halves(FOURTH_RIGHT, FOURTH_RIGHT, steps=(1000, 49))
+    assert suggest_tree(counts, facts_of(FIRST), 2) is None
 
 
 def test_the_search_takes_paths_by_falling_worth():
@@ -109,6 +141,15 @@ def test_a_chosen_tree_is_used_kept_and_used_again_after_a_restart(opened):
     assert not session.state.model.tree_facts.is_personal
     _, runner, _ = opened()
     assert runner.trees == []
+
+
+def test_a_tree_that_was_taken_is_not_offered_again(opened):
+    session, _, personal = opened()
+    model = replace(session.state.model, tree_facts=facts_of(WIDE), nodes=len(WIDE))
+    personal.of(model.tree_facts).counts = counted(WIDE)
+    found = personal.suggestion(model)
+    taken = facts_of(Tree.from_choices(found.tree.choices))
+    assert personal.suggestion(replace(model, tree_facts=taken)) is None
 
 
 def test_a_broken_file_is_set_aside_and_counting_begins_anew(opened, tmp_path):

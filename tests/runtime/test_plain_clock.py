@@ -1,5 +1,6 @@
 """Plain decoding beside an answer: like with like, and nothing of it stays."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -83,12 +84,13 @@ def test_plain_and_tiny_answers_are_not_timed(model, settings):
 
 def test_slow_steps_are_timed_for_a_share_of_the_answers_time(model, monkeypatch):
     monkeypatch.setattr(plain_clock, "MOMENT", 0.0)
-    model.plain.step = 0.05  # what the last timing found
-    *_, last = answer(model)
-    assert last.stats.plain_step_seconds is None  # so short an answer has no room for it
-    model.plain.allowed = 5 * 0.05
-    assert answer(model)[-1].stats.plain_step_seconds is not None
-    assert model.plain.allowed < 5 * 0.05
+    for share, allowed, is_timed in ((0, 0, False), (0, 0.25, True), (1e6, 0, True)):
+        monkeypatch.setattr(plain_clock, "SHARE", share)
+        model.plain.step = 0.05  # what the last timing found
+        model.plain.allowed = allowed
+        assert (answer(model)[-1].stats.plain_step_seconds is not None) == is_timed
+        if is_timed and not share:
+            assert model.plain.allowed < allowed  # what it took is spent
 
 
 def test_a_trace_keeps_the_figure_and_an_older_one_is_read(model):
@@ -114,11 +116,22 @@ def test_other_programs_slow_plain_steps_as_they_slowed_the_answer(model, monkey
 def test_only_the_steps_count_as_busy_and_not_who_reads_them(model, monkeypatch):
     now = iter(range(1000))
     monkeypatch.setattr(plain_clock, "thread_time", lambda: float(next(now)))
+    monkeypatch.setattr(plain_clock, "_counts_finely", lambda: True)
     taken = []
     events = (e for e in answer(model))
     for _ in plain_clock.busy(events, torch.device("cpu"), taken):
         next(now)  # the reader takes as long as ten steps
     assert taken and set(taken) == {1.0}
+
+
+def test_the_coarse_clock_of_windows_times_no_step(monkeypatch):
+    """It ticks every 16 ms and says every 100 ns: a step of 2 ms took nothing."""
+    monkeypatch.setattr(plain_clock, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(plain_clock, "get_clock_info", lambda _: SimpleNamespace(resolution=1e-7))
+    monkeypatch.setattr(sys, "platform", "win32")
+    step, taken = Step(0, (1,), "", 0.01, (0,)), []
+    assert list(plain_clock.busy((s for s in [step]), torch.device("cpu"), taken)) == [step]
+    assert taken[0] > 0
 
 
 def test_a_step_of_a_comparison_has_no_time_of_other_programs():

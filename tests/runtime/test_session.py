@@ -13,11 +13,12 @@ from support.warm_workers import warm_workers  # noqa: F401
 
 from medusa_chat.decoding.events import Finished, Prefilled, Reading
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import LoadStopped, ModelError
+from medusa_chat.errors import LoadStopped, ModelError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
 from medusa_chat.runtime import model_lifecycle
 from medusa_chat.runtime.requests import Reply, Switch, Tune, UseTree
 from medusa_chat.runtime.runner import InProcess, WorkerGone
+from medusa_chat.runtime.scheduler import MAX_GUESTS, Queue, Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.worker_process import WorkerProcess
 
@@ -337,6 +338,34 @@ def test_a_request_that_waits_ends_at_once_when_it_is_cancelled():
     assert job.done.wait(240) and job.trace[-1].reason == "cancelled"
     assert is_ready(session) and not session.runner.peeks
     session.close()
+
+
+def test_the_owner_comes_before_guests_who_have_one_request_each():
+    """A guest with 40 tabs put the owner behind 19 answers."""
+    queue, reply = Queue(), Reply("hello", SETTINGS)
+
+    def put(guest: str = "") -> Ticket:
+        queue.put(ticket := Ticket(reply, guest))
+        return ticket
+
+    first, second = put("guest 0"), put("guest 1")
+    owners, again, load = put(), put(), Ticket(LoadRequest())
+    queue.put(load, is_next=True)
+    for ticket in (load, owners, again, first):
+        assert queue.next_ticket() is ticket
+    for guest in ("guest 0", "guest 1"):  # one that runs, one that waits
+        with pytest.raises(UsageError, match="another answer of yours"):
+            put(guest)
+    assert queue.position(second) == 1
+    first.end()
+    assert queue.position(second) == 0  # though the first was not released yet
+    put("guest 0")
+    for number in range(2, MAX_GUESTS):
+        put(f"guest {number}")
+    with pytest.raises(UsageError, match="try again in a moment"):
+        put("one more")
+    put()
+    assert queue.next_ticket().guest == "" and queue.next_ticket() is second
 
 
 def test_a_look_that_takes_long_is_taken_up_again_instead_of_stopped(monkeypatch):

@@ -319,6 +319,14 @@ def test_what_was_measured_once_is_not_measured_again(monkeypatch, loaded):
     assert len(clock.steps) == count
 
 
+def test_what_bench_measured_outlives_a_new_timing(monkeypatch, loaded):
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    measured = {"plain": 9.0, "medusa": 5.0}
+    tuner.apply_tuning(loaded, replace(loaded.tuned, measured=measured))
+    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
+    assert loaded.tuned.measured == measured
+
+
 def test_a_job_that_comes_ends_the_measurement_at_the_next_step(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
     assert list(tune_unless_known(loaded, lambda: len(clock.steps) >= 5)) == []
@@ -469,13 +477,14 @@ def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, 
     clock = Clock(monkeypatch, costs_of(0.02))
     monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
     list(tune_unless_known(loaded, lambda: False))
-    before = loaded.info
+    before, stored = loaded.info, tuner.draft_budget(loaded).candidates
     mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
     info = use_tree(loaded, mine)
     assert info.tree_facts.is_personal and info.tree_facts.choices == mine.choices
     assert info.tree_reason.startswith("your personal tree, ")
     assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
     assert info.tree_facts.key == before.tree_facts.key
+    assert tuner.draft_budget(loaded).candidates.choices[1] == (1,) != stored.choices[1]
     tree = resolve(loaded, GenerationSettings())[1].tree
     assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
     list(tune_unless_known(loaded, lambda: False, again=True))

@@ -9,7 +9,7 @@ from support.access import findings
 from support.hub_files import use
 from support.hub_server import HubRepo, serving
 from support.loading import answer
-from support.page import ARGUMENTS, CHROMIUM, SLOW, browser_or_skip, outside, page_of
+from support.page import READY, chromium, opened_on, page_of
 from support.smollm2 import BASE, NAME, repo_files
 
 from medusa_chat.bench.harness.answers import question_of
@@ -101,7 +101,6 @@ def test_a_long_text_is_read_and_continued_as_plain_decoding_does(model):
 @pytest.fixture(scope="module")
 def page(converted, place):
     """The page with the demo, and a Hub that has the real model."""
-    browser_or_skip()
     patch = pytest.MonkeyPatch()
     with serving({BASE: HubRepo(repo_files(converted))}) as running:
         use(running, patch, place)
@@ -114,20 +113,8 @@ def page(converted, place):
 
 @pytest.fixture
 def tab(page):
-    from playwright.sync_api import sync_playwright
-
-    asked, faults = [], []
-    with sync_playwright() as play:
-        chrome = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        opened = chrome.new_page(viewport={"width": 1280, "height": 900})
-        opened.set_default_timeout(SLOW)
-        opened.on("request", lambda request: asked.append(request))
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.goto(page.url)
-        opened.wait_for_selector('.status-line[data-status="ready"]')
+    with chromium() as chrome, opened_on(chrome, page, "Chat", READY) as opened:
         yield opened
-        chrome.close()
-    assert outside(page, asked) == [] and faults == []
 
 
 def test_one_click_downloads_the_model_switches_and_answers(tab, page):

@@ -42,9 +42,9 @@ def adopt_layer_kernels(patch: pytest.MonkeyPatch, *names: str) -> Counter[str]:
         if not isinstance(cache.layers[index], Layer):  # the pass that asks for shapes
             return torch_turned(qkv, cos, sin, heads, cache, index)
         launched["turned"] += 1
-        shape = 1, heads[0], *cos.shape[1:]
-        query = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-        return query, *cache.layers[index].read(shape[2])
+        key, value = cache.layers[index].read(rows := cos.shape[1])
+        shape = 1, heads[0], rows, key.shape[-1]
+        return torch.empty(shape, dtype=qkv.dtype, device=qkv.device), key, value
 
     def gated(gate_up):
         launched["gated"] += 1

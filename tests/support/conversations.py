@@ -1,6 +1,8 @@
 """A chat controller and its session with a scripted model, and what a browser does to them."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import gradio as gr
@@ -21,6 +23,15 @@ from support.waiting import wait_for
 TREES = ("chain", "full")
 
 
+@contextmanager
+def quick_session() -> Iterator[Session]:
+    """A session whose scripted model is loaded and answers in a few milliseconds."""
+    session = Session(ScriptedRunner(delay=0.001, prefill=0.001, steps=5))
+    session.submit(LoadRequest()).done.wait(240)
+    yield session
+    session.close()
+
+
 def turn(text="hi", **posted):
     return checked({"text": text, **posted}, TREES)
 
@@ -32,7 +43,7 @@ def owner() -> Tab:
 
 def known(tab: Tab) -> str:
     """What a browser keeps of a tab, as it posts it when another one opens."""
-    return json.dumps({"tab": "", "last": tab.conversation, "guest": tab.scope})
+    return json.dumps({"tab": "", "last": tab.conversation})
 
 
 def ended(chat: ChatSession) -> None:
@@ -58,8 +69,9 @@ def event(**data):
     return SimpleNamespace(_data=data)
 
 
-def guest():
-    return SimpleNamespace(headers={GUEST_HEADER: "1"}, username=GUEST)
+def guest(name: str = "1"):
+    """The request of a guest. name: as the gate reads it from their cookie."""
+    return SimpleNamespace(headers={GUEST_HEADER: name}, username=GUEST)
 
 
 async def watch(controller, tab, until=lambda: False):

@@ -9,11 +9,7 @@ from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 
 PRIOR = ((0.3, 0.2, 0.1, 0.1), (0.3, 0.2, 0.1, 0.1), (0.3, 0.2, 0.1, 0.1))
-
-
 EASY, HARD = (0.9, 0.05, 0.02, 0.01), (0.2, 0.2, 0.1, 0.1)  # of any head, in half of the places
-
-
 TREE = search_tree(PRIOR, 16)
 
 

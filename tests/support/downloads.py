@@ -8,7 +8,7 @@ from medusa_chat import hub
 from support.hub_files import (
     BASE,
     MB,
-    shard,
+    SHARD,
     weights,
 )
 from support.hub_server import Hub
@@ -35,6 +35,5 @@ def blobs(repo: str) -> dict[str, int]:
 
 def big(server: Hub, size: int = 3 * MB) -> tuple[str, hub.DownloadPlan]:
     """A plan whose first shard is large; its name."""
-    name = shard(server)
-    server.repos[BASE].files[name] = weights(size, 9)
-    return name, hub.plan(BASE)
+    server.repos[BASE].files[SHARD] = weights(size, 9)
+    return SHARD, hub.plan(BASE)

@@ -14,8 +14,6 @@ from medusa_chat.trees.shapes import cartesian, chain
 from support.families import CONTEXT, VOCABULARY
 
 NEW = 16
-
-
 TREES = {
     "chain": chain(4),
     "dense": cartesian(3, 2, 1, 1),
@@ -24,8 +22,6 @@ TREES = {
     "mc_sim_7b_63": load_tree("mc_sim_7b_63"),
     "zephyr-24": load_tree("zephyr_stage2", 24),
 }
-
-
 PROMPT = [5, 9, 13, 5, 9, 17, 30, 5, 9]
 
 

@@ -19,6 +19,12 @@ COMMON = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+BY_LENGTH = {  # rope whose frequencies depend on the length of a pass; it changes amid an answer
+    "longrope": {"original_max_position_embeddings": 16, "factor": 6.0} | FACTORS,
+    "dynamic": {"factor": 4.0},
+}
+PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}  # Phi-4-mini
 FAMILIES = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -41,11 +47,23 @@ FAMILIES = {
         },
     ),
     "phi3": ("Phi3", {}),
+    "phi3-part": ("Phi3", {"rope_parameters": PART}),
     "gpt-neox": ("GPTNeoX", {}),
     "gpt2": ("GPT2", {}),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", {"logits_scaling": 0.5, "attention_multiplier": 0.3}),
     "cohere": ("Cohere", {"logit_scale": 3.0}),
+    "afmoe": (
+        "Afmoe",
+        {
+            "head_dim": 8,
+            "sliding_window": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "num_dense_layers": 1,
+        },
+    ),
 }
 RENAMED = {
     "gpt2": {

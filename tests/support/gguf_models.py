@@ -13,16 +13,15 @@ import gguf
 import numpy as np
 import torch
 from tokenizers import pre_tokenizers
-from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from support.checkpoints import TEMPLATE
-from support.families import COMMON, tiny
+from support.gguf_families import LLAMAS, NAMES, as_published, own_keys, tiny_of
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "he", "<|im_start|>", "<|im_end|>", "<pad>"]
 BOS, END, PAD = 257, 258, 259
 ROWS = len(TOKENS)
-ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
+PRE = "gpt-2"  # how text is split
 # types that gguf cannot write: the halves at these places of a block are its scales
 PACKED = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "IQ4_XS": (0,)}
 
@@ -31,18 +30,12 @@ def tiny_model(family: str = "llama", **changes: Any) -> Any:
     """A random model whose vocabulary is that of the files."""
     values = {"vocab_size": ROWS, "max_position_embeddings": 256, "intermediate_size": 64}
     values = {"initializer_range": 0.2} | values | changes
-    model = _gemma2(values) if family == "gemma2" else tiny(family, **values)
+    model = tiny_of(family, values)
     with torch.no_grad():
         for one in model.parameters():
             if one.dim() == 1:  # norms and biases, else they are ones and zeros
                 one += 0.1 * torch.randn(one.shape)
     return model
-
-
-def _gemma2(values: Mapping[str, Any]) -> Any:
-    torch.manual_seed(0)
-    config = Gemma2Config(**COMMON | dict(values))
-    return Gemma2ForCausalLM(config).eval().requires_grad_(False)
 
 
 def write_gguf(
@@ -51,19 +44,23 @@ def write_gguf(
     kind: str = "F32",
     template: str | None = TEMPLATE,
     sentencepiece: bool = False,
+    split: int = 0,
+    is_first_small: bool = False,
     **more: Any,
 ) -> Path:
-    """Write a model. kind: type of the matrices; more: further metadata, by its key."""
+    """Write a model; where it lies. kind: type of the matrices; more: further metadata, by its key.
+    split: tensors of a part of a split file, of which the first may have none."""
     config = model.config
-    name = ARCHITECTURES.get(config.model_type, config.model_type)
+    name = NAMES.get(config.model_type, config.model_type)
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=split, small_first_shard=is_first_small)
     _add_sizes(writer, name, config)
     add_tokenizer = _add_sentencepiece if sentencepiece else _add_tokenizer
     add_tokenizer(writer, template)
     for key, value in more.items():
         key = key.replace("__", ".")
         kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        kinds |= {bool: writer.add_bool, list: writer.add_array}
         kinds[type(value)](key, value)
     for place, tensor in tensors_of(model, name).items():
         _add(writer, place, tensor, kind if tensor.ndim > 1 else "F32")
@@ -71,7 +68,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path.with_name(f"{path.stem}-00001-of-{len(writer.tensors):05d}.gguf") if split else path
 
 
 def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
@@ -80,12 +77,13 @@ def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found = {}
-    for key, tensor in model.state_dict().items():
+    state = model.state_dict().items()
+    for key, tensor in (one for pair in state for one in as_published(*pair)):
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         place = table.get_name(key, try_suffixes=(".weight", ".bias"))
         assert place is not None, key
-        if name == "llama" and ("attn_q." in place or "attn_k." in place):
+        if name in LLAMAS and ("attn_q." in place or "attn_k." in place):
             heads = config.num_attention_heads
             heads = config.num_key_value_heads if "attn_k." in place else heads
             tensor = permuted(tensor, heads)
@@ -132,18 +130,15 @@ def _add_sizes(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(width)
-    if name not in ("llama", "qwen2", "phi3"):
+    if name in ("command-r", "cohere2"):
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(width // 2 if name == "glm4" else width)
+    if width * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(width)
         writer.add_value_length(width)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if name in ("gemma2", "gemma3") or config.model_type == "mistral":
-        writer.add_sliding_window(config.sliding_window)
-    if name == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    own_keys(writer, name, config)
 
 
 def _add_sentencepiece(writer: gguf.GGUFWriter, template: str | None) -> None:
@@ -171,7 +166,7 @@ def _add_sentencepiece(writer: gguf.GGUFWriter, template: str | None) -> None:
 
 def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None) -> None:
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(PRE)
     writer.add_token_list(TOKENS)
     writer.add_token_types([1] * BOS + [3] * (ROWS - BOS))
     writer.add_token_merges(["h e"])

@@ -11,15 +11,8 @@ from medusa_chat.hub import transfer
 from support.hub_server import Hub, HubRepo, serving
 
 MB = 1_000_000
-
-
-BASE = "someone/base"
-
-
-HEADS = "someone/medusa-heads"
-
-
-WHOLE = "someone/medusa-whole"
+BASE, HEADS, WHOLE = "someone/base", "someone/medusa-heads", "someone/medusa-whole"
+SHARD = "model-00001-of-00002.safetensors"
 BASE_FILE = "base.Q4_K_M.gguf"
 
 
@@ -44,12 +37,10 @@ def base_files() -> dict[str, bytes]:
         "generation_config.json": b"{}",
         "tokenizer.json": b"{}" * 50,
         "tokenizer_config.json": text(model_max_length=64),
-        "model-00001-of-00002.safetensors": weights(200_000, 3),
+        SHARD: weights(200_000, 3),
         "model-00002-of-00002.safetensors": weights(100_000, 5),
         "model-00001-of-00003.safetensors": b"of another upload",
-        "model.safetensors.index.json": index_of(
-            "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-        ),
+        "model.safetensors.index.json": index_of(SHARD, "model-00002-of-00002.safetensors"),
         "pytorch_model.bin": weights(300_000, 7),
         "original/consolidated.00.pth": weights(300_000),
         BASE_FILE: weights(100_000),
@@ -109,7 +100,3 @@ def use(running: Hub, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "60")
     monkeypatch.setattr(transfer, "CONNECT_SECONDS", 60.0)
     close_session()
-
-
-def shard(server: Hub) -> str:
-    return "model-00001-of-00002.safetensors"

@@ -33,7 +33,7 @@ def weights_of(linear):
 def folder(tmp_path_factory):
     return {
         family: tiny(family, **WIDE).save_pretrained(path) or path
-        for family in ("llama", "qwen2", "mistral-window")
+        for family in ("llama", "qwen2", "mistral-window", "phi3-part")
         for path in [tmp_path_factory.mktemp(family)]
     }
 

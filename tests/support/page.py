@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.requests import MeasureMemory
 from medusa_chat.runtime.session import Session
 from support.scripted import ScriptedRunner
+from support.waiting import wait_for
 
 # Without a window's own parts a page costs three quarters of the processor's time.
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -23,6 +25,7 @@ ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 SLOW = 180_000  # milliseconds for a busy machine
+READY = '.status-line[data-status="ready"]'
 DESK = {"width": 1280, "height": 900}
 
 
@@ -49,18 +52,13 @@ class Served:
     runner: ScriptedRunner | None
 
 
-def scripted_session() -> Session:
-    """A session that answers at once; a real one goes into the fixture's params beside it."""
-    session = Session(ScriptedRunner(delay=0.03, prefill=0.15, steps=50, nodes=16))
-    session.submit(LoadRequest())
-    return session
-
-
 @contextmanager
 def page_of(session: Session, **options: Any) -> Iterator[Served]:
-    """The page of a session while the block runs; then both are closed. options: PageOptions."""
+    """The page of a session while the block runs; then both are closed. options: PageOptions.
+    Skips where there is no browser for it."""
     from medusa_chat.ui.app import PageOptions, open_page
 
+    browser_or_skip()
     page = open_page(session, PageOptions(**options))
     runner = session.runner if isinstance(session.runner, ScriptedRunner) else None
     yield Served(page.url, session, runner)
@@ -68,21 +66,54 @@ def page_of(session: Session, **options: Any) -> Iterator[Served]:
     session.close()
 
 
-@pytest.fixture(scope="module", params=[scripted_session])
-def served(request) -> Iterator[Served]:
-    browser_or_skip()
-    with page_of(request.param(), trees=("chain",)) as page:
+@contextmanager
+def scripted_page(runner: ScriptedRunner, **options: Any) -> Iterator[Served]:
+    """As page_of, of a session whose scripted model is loaded."""
+    session = Session(runner)
+    session.submit(LoadRequest())
+    with page_of(session, trees=("chain",), **options) as page:
         yield page
 
 
 @pytest.fixture(scope="module")
-def browser(served) -> Iterator:
+def served() -> Iterator[Served]:
+    """A page that answers at once; modules have others of this name."""
+    with scripted_page(ScriptedRunner(delay=0.03, prefill=0.15, steps=50, nodes=16)) as page:
+        yield page
+
+
+@pytest.fixture
+def runner(served) -> Iterator[ScriptedRunner]:
+    """The script, as it was again after the test."""
+    before = dict(vars(served.runner))
+    yield served.runner
+    vars(served.runner).update(before)
+
+
+@pytest.fixture
+def quick(runner, monkeypatch) -> ScriptedRunner:
+    """Short answers, for what happens between them."""
+    monkeypatch.setattr(runner, "steps", 4)
+    monkeypatch.setattr(runner, "prefill", 0.02)
+    runner.prompts.clear()
+    return runner
+
+
+@contextmanager
+def chromium(*arguments: str) -> Iterator:
+    """A browser while the block runs."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        chrome = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        chrome = play.chromium.launch(executable_path=CHROMIUM, args=arguments or ARGUMENTS)
         yield chrome
         chrome.close()
+
+
+@pytest.fixture(scope="module")
+def browser(served) -> Iterator:
+    with chromium() as chrome:
+        yield chrome
 
 
 @dataclass
@@ -139,12 +170,13 @@ def open_tab(request, served, browser, people) -> Iterator:
                 forget(tab, served.url)
                 known.tab = tab
             tab.goto(served.url)
-            tab.wait_for_selector('.status-line[data-status="ready"]')
+            tab.wait_for_selector(READY)
             wait_attached(tab)
         tab.on("pageerror", fault)
         return tab
 
     yield opened
+    end_answers(served)
     is_well = request.session.testsfailed == failed
     for person in here.values():
         person.context.remove_listener("request", note)
@@ -157,6 +189,19 @@ def open_tab(request, served, browser, people) -> Iterator:
             person.tab.remove_listener("pageerror", fault)
     assert outside(served, asked) == [], "the page asked for something outside this machine"
     assert faults == [], "a script of the page failed"
+
+
+def end_answers(served: Served) -> None:
+    """No answer of one test runs on in the next, where it may be held for good."""
+    if served.runner is None:
+        return
+    last = served.session.submit(MeasureMemory())
+
+    def ended() -> bool:
+        served.runner.stop()
+        return last.done.is_set()
+
+    wait_for(ended)
 
 
 def forget(tab, url: str) -> None:
@@ -193,9 +238,7 @@ def start_anew(tab) -> None:
     tab.get_by_role("tab", name="Chat").click()
     if tab.locator("#settings .label-wrap.open").count():
         tab.click("#settings button")
-    tab.click("#clear")
-    tab.wait_for_selector("#examples", state="visible")
-    tab.wait_for_function("() => !document.querySelector('#history .message-row')")
+    new_chat(tab)
     tab.fill("#box textarea", "")  # an empty conversation stays, with what is written in its box
     # What is hidden now is drawn over by the next answer: no test may take it for that.
     tab.evaluate(
@@ -209,6 +252,33 @@ def start_anew(tab) -> None:
     )
 
 
+@contextmanager
+def answered(tab, block: str) -> Iterator[None]:
+    """Wait until the server has answered what the block with this id is made to ask in `with`. What
+    is asked before that may overtake it, and Gradio drops a second click."""
+    number = tab.evaluate(
+        "id => gradio_config.components.find(c => c.props.elem_id === id).id", block
+    )
+    asked = f'"trigger_id":{number},'
+    with tab.expect_response(lambda found: asked in (found.request.post_data or "")) as reply:
+        yield
+    reply.value.finished()
+    drawn_frames(tab)
+
+
+def press(tab, button: str) -> None:
+    """Click the button with this id, until the server has answered."""
+    with answered(tab, button):
+        tab.click(f"#{button}")
+
+
+def new_chat(tab) -> None:
+    """Show an empty conversation; where an empty one is shown nothing else tells it."""
+    press(tab, "clear")
+    tab.wait_for_selector("#examples", state="visible")
+    tab.wait_for_function("() => !document.querySelector('#history .message-row')")
+
+
 def outside(served: Served, asked: list[Any]) -> list[str]:
     """The addresses among those asked for that are not the page's own. What the page's security
     policy stopped was not asked for."""
@@ -220,12 +290,13 @@ def outside(served: Served, asked: list[Any]) -> list[str]:
 def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     """One page for a module's tests, on the tab of that name once `selector` is there; it asks
     nothing outside this machine, and its scripts do not fail."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened = browser.new_page(viewport=DESK)
     opened.set_default_timeout(SLOW)
     asked, faults = [], []
     opened.on("request", lambda request: asked.append(request))
     opened.on("pageerror", lambda error: faults.append(str(error)))
     opened.goto(served.url)
+    wait_attached(opened)
     opened.get_by_role("tab", name=name).click()
     opened.wait_for_selector(selector)
     yield opened
@@ -254,8 +325,14 @@ def open_settings(tab) -> None:
 
 
 def wait_attached(tab) -> None:
-    """Wait until the tab shows its room: the server's token is in the browser's storage."""
-    tab.wait_for_function("localStorage.getItem('medusa-chat') !== null")
+    """Wait until the tab shows its conversation. What the browser has stored does not tell it: that
+    stays over a reload, and other tabs write it, too."""
+    tab.wait_for_function("window.medusaModel !== undefined")
+
+
+def reload(tab) -> None:
+    tab.reload()
+    wait_attached(tab)
 
 
 def send(tab, text: str) -> None:
@@ -272,20 +349,19 @@ def send(tab, text: str) -> None:
 
 
 def wait_end(tab) -> None:
-    tab.wait_for_selector("#stop", state="hidden")
-    tab.wait_for_selector("#send", state="visible")
+    """Wait until the last answer stands in the conversation and none runs: on a busy machine a
+    message stands there before Stop does."""
+    tab.wait_for_function(
+        """() => !document.querySelector('#stop')?.checkVisibility() &&
+          document.querySelector('#send')?.checkVisibility() &&
+          ![...document.querySelectorAll('#history .message-row')].pop()?.matches('.user-row')"""
+    )
+    drawn_frames(tab, 2)  # what our scripts draw of the same view comes a frame later
 
 
 def ask(tab, text: str) -> None:
     """Send and wait until the answer stands in the conversation."""
-    users = tab.locator("#history .message-row.user-row").count()
-    tab.fill("#box textarea", text)
-    tab.click("#send")
-    tab.wait_for_function(
-        """n => document.querySelectorAll('#history .user-row').length > n &&
-          [...document.querySelectorAll('#history .message-row')].pop()?.matches('.bot-row')""",
-        arg=users,
-    )
+    send(tab, text)
     wait_end(tab)
 
 

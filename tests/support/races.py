@@ -1,17 +1,18 @@
 """A scripted model whose plain and drafted answers are told apart."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from time import sleep
 
 from medusa_chat.decoding.events import Finished, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.runtime.compare import compare
+from medusa_chat.runtime.compare import Progress, compare
 from medusa_chat.runtime.recordings import Comparison
 from medusa_chat.runtime.session import Session
 from support.scripted import ScriptedRunner
 
 SHORT = GenerationSettings(max_new_tokens=24, seed=7)
-
-
 STORY = [{"role": "user", "content": "Tell me a story about a fox"}]
 
 
@@ -50,7 +51,15 @@ class Racer(ScriptedRunner):
         return replace(step, token_ids=tuple(ids), text=text)
 
 
+def race(*asked, **options) -> Iterator[Progress | Comparison]:
+    """compare(), with a pause after each event."""
+    with closing(compare(*asked, **options)) as events:
+        for event in events:
+            yield event
+            sleep(0.005)
+
+
 def result(session: Session, settings: GenerationSettings = SHORT, **options) -> Comparison:
-    *_, last = compare(session, STORY, settings, **options)
+    *_, last = race(session, STORY, settings, **options)
     assert isinstance(last, Comparison)
     return last

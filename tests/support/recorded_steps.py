@@ -25,6 +25,7 @@ SETTINGS = {
     "greedy": {},
     "sampled": {"temperature": 0.7},
     "cut": SAMPLED,
+    "min-p": {"temperature": 0.7, "min_p": 0.1},
     "typical": {"acceptance": "typical", "temperature": 0.7},
     "typical, cut": {"acceptance": "typical", **SAMPLED},
 }

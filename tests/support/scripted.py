@@ -194,9 +194,9 @@ class ScriptedRunner:
     def reply(self, prompt: Prompt, settings: GenerationSettings) -> Iterator[Event]:
         self._stop.clear()
         settings = replace(settings, **self.forced)
+        self.last.clear()  # first: who sees the prompt takes no step of before for its own
         self.prompts.append(prompt)
         self.settings.append(settings)
-        self.last.clear()
         is_plain = settings.drafter == "none"
         tree = ROOT if is_plain else chain(3) if settings.tree == "chain" else best_tree(self.nodes)
         drafter = settings.drafter or "medusa"

@@ -9,19 +9,10 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.tunnel import Tunnel
 from medusa_chat.ui.app import Page, PageOptions, open_page
-from support.page import CHROMIUM, browser_or_skip
+from support.page import DESK, READY, SLOW, browser_or_skip, chromium, wait_attached
 from support.scripted import ScriptedRunner
 
 SHARED = "http://abc123.gradio.live"
-
-
-READY = '.status-line[data-status="ready"]'
-
-
-SECONDS = 180_000
-
-
-DESK = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
 
 
 def scripted(**options) -> Session:
@@ -43,24 +34,20 @@ def opened() -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def guest_browser(opened) -> Iterator:
     """A browser for which every shared link is the entrance for guests."""
-    from playwright.sync_api import sync_playwright
-
     rules = f"--host-resolver-rules=MAP *.gradio.live 127.0.0.1:{opened.guests.open()}"
-    with sync_playwright() as play:
-        chrome = play.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", rules]
-        )
+    with chromium("--no-sandbox", "--disable-gpu", rules) as chrome:
         yield chrome
-        chrome.close()
 
 
 def open_profile(chrome, url: str, selector: str = READY, **options):
     """A page in a browser profile of its own, once `selector` is there."""
-    context = chrome.new_context(**DESK | options)
-    context.set_default_timeout(SECONDS)
+    context = chrome.new_context(**{"viewport": DESK, "reduced_motion": "reduce"} | options)
+    context.set_default_timeout(SLOW)
     tab = context.new_page()
     tab.goto(url)
     tab.wait_for_selector(selector)
+    if selector == READY:
+        wait_attached(tab)
     return tab
 
 

@@ -6,11 +6,7 @@ from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.expected_length import expected_lengths
 
 ACCURACIES = ((0.6, 0.15, 0.1, 0.05), (0.5, 0.15, 0.1, 0.05), (0.4, 0.15, 0.1, 0.05))
-
-
 TREE = search_tree(ACCURACIES, 64)
-
-
 EXPECTED = expected_lengths(TREE, ACCURACIES)
 
 

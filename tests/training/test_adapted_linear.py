@@ -1,5 +1,6 @@
 """A linear layer with its LoRA as one step of autograd, against peft's own, and its dropout."""
 
+import warnings
 from copy import deepcopy
 from typing import Any
 
@@ -26,6 +27,12 @@ def adapted(monkeypatch: pytest.MonkeyPatch, model: Any, is_fused: bool) -> Any:
         torch.manual_seed(number)
         torch.nn.init.normal_(parameter, std=0.2)
     return wrapped.to(model.dtype) if model.dtype == torch.float64 else wrapped
+
+
+def test_an_adapter_is_made_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        add_adapter(random_llama(24), RECIPE)
 
 
 def both(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -25,14 +25,13 @@ from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
     Example,
     collate,
-    collate_packed,
     encode,
     encode_prompt,
     pack_rows,
     shuffle_rows,
 )
 from medusa_chat.training.examples import encode_all, split
-from medusa_chat.training.loss import IGNORED, hidden_and_targets
+from medusa_chat.training.loss import IGNORED, head_inputs, head_targets
 
 ASKED, ANSWERED = "ab", "cde"
 KINDS = {
@@ -261,6 +260,13 @@ def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
     assert [len(e.ids) for e in found.examples] == [20, 20, 20, 4]
     assert all(all(e.is_label) for e in found.examples) and not found.cut
     assert len({e.place for e in found.examples}) == 4
+    learnt, held_out = split(found.examples, 0)
+    assert len(held_out) == 1 and not set(held_out) & set(learnt), "of one text too"
+
+
+def test_the_seed_chooses_what_is_held_out() -> None:
+    rows = [Example((n,), (True,), f"row {n}") for n in range(100)]
+    assert split(rows, 0)[1] == split(rows, 0)[1] != split(rows, 1)[1]
 
 
 # -------------------------------------------------------------------------------- packing
@@ -287,13 +293,14 @@ def test_packed_examples_see_and_predict_nothing_of_each_other(tmp_path: Path) -
         ids = torch.randint(2, 20, (size,), generator=generator).tolist()
         examples.append(Example(tuple(ids), (False,) + (True,) * (size - 1), str(size)))
     rows = pack_rows(examples, 24, 0)
-    batch = collate_packed(rows)
+    batch = collate(rows)
     assert len(rows) < len(examples)
     for implementation in ("eager", "sdpa"):
         model.set_attn_implementation(implementation)
-        hidden, _, targets, owners = hidden_and_targets(model, batch, 3)
+        hidden, _, targets = head_inputs(model, batch, 3)
+        owners = batch.owners[(head_targets(batch.ids, batch.is_label, 3) != IGNORED).any(-1)]
         for number, example in enumerate(batch.examples):
-            alone, _, wanted, _ = hidden_and_targets(model, collate([example]), 3)
+            alone, _, wanted = head_inputs(model, collate([[example]]), 3)
             mine = owners == number
             torch.testing.assert_close(hidden[mine], alone, atol=1e-5, rtol=1e-4)
             assert torch.equal(targets[mine], wanted)
@@ -301,8 +308,7 @@ def test_packed_examples_see_and_predict_nothing_of_each_other(tmp_path: Path) -
 
 def test_first_token_of_a_packed_example_is_never_a_label() -> None:
     examples = [Example((3, 4, 5), (True,) * 3, str(i)) for i in range(4)]
-    batch = collate_packed([examples])
-    assert batch.positions is not None and batch.owners is not None
+    batch = collate([examples])
     assert not batch.is_label[batch.positions == 0].any()
     assert batch.positions.tolist() == [[0, 1, 2] * 4]
     assert IGNORED not in batch.ids

@@ -23,8 +23,8 @@ from medusa_chat.training.lora import add_adapter, linear_names
 from medusa_chat.training.loss import (
     IGNORED,
     HeadLosses,
+    head_inputs,
     head_targets,
-    hidden_and_targets,
     medusa_loss,
 )
 from medusa_chat.training.short_vocabulary import ShortVocabulary
@@ -57,18 +57,18 @@ def examples(count: int = 9) -> list[Example]:
 
 
 def test_next_token_is_asked_for_only_where_it_is_a_label() -> None:
-    batch = collate([Example((7, 8, 9, 10), (False, True, False, True))])
+    batch = collate([[Example((7, 8, 9, 10), (False, True, False, True))]])
     assert next_tokens(batch).tolist() == [[8, IGNORED, 10, IGNORED]]
 
 
 def test_joint_loss_is_the_backbones_and_the_weighted_heads(folder: Path) -> None:
     model = read(folder / "backbone")
     heads = new_heads(model.lm_head, 2)
-    batch = collate(examples(3))
+    batch = collate([[e] for e in examples(3)])
     logits = model(input_ids=batch.ids).logits.flatten(0, 1)
     wanted = next_tokens(batch).flatten()
     lm = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED)
-    hidden, roots, targets, _ = hidden_and_targets(model, batch, 2)
+    hidden, roots, targets = head_inputs(model, batch, 2)
     medusa = medusa_loss(heads, model.lm_head, hidden, roots, targets).total
     wrapped, _ = add_adapter(model, RECIPE)
     found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
@@ -103,7 +103,7 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
     for number, parameter in enumerate(learning):
         torch.manual_seed(number)
         torch.nn.init.normal_(parameter, std=0.05)
-    batch = collate(examples(3))
+    batch = collate([[e] for e in examples(3)])
     hidden = base.get_decoder()(input_ids=batch.ids).last_hidden_state
     loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=IGNORED)
     direct = loss(base.lm_head(hidden).flatten(0, 1), next_tokens(batch).flatten())

@@ -13,7 +13,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.training import run_log
 from medusa_chat.training.run_log import RunLog, latest, read, runs_folder
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
-from medusa_chat.ui.tune.tab import TuneController, TuneTab
+from medusa_chat.ui.tune.tab import TuneController
 from medusa_chat.ui.tune.training_view import MOST_POINTS, train_view
 
 OWNER = SimpleNamespace(headers={}, username=None)
@@ -110,17 +110,23 @@ def test_a_disk_that_cannot_be_written_does_not_stop_a_training(tmp_path, monkey
 def test_the_owner_may_stop_it_and_a_guest_may_not(tmp_path):
     controller = TuneController(session := Session(ScriptedRunner()), PersonalTrees(session))
     log = log_of(2, tmp_path)
-    shown = json.loads(controller.halt(TuneTab(), VISITOR)[1])
+    shown = json.loads(controller.halt(["", ""], VISITOR)[1])
     assert not log.wants_stop() and not shown["stoppable"] and "secret" not in json.dumps(shown)
-    shown = json.loads(controller.halt(TuneTab(), OWNER)[1])
+    shown = json.loads(controller.halt(["", ""], OWNER)[1])
     assert log.wants_stop() and shown["stoppable"]
     log.__exit__(None, None, None)
     assert not log.wants_stop(), "the wish goes with the run"
     alone = log_of(1, tmp_path, can_stop=False)
     assert (
-        not json.loads(controller.halt(TuneTab(), OWNER)[1])["stoppable"] and not alone.wants_stop()
+        not json.loads(controller.halt(["", ""], OWNER)[1])["stoppable"] and not alone.wants_stop()
     )
 
 
 def test_without_a_training_there_is_nothing():
     assert latest() is None and train_view(None) is None
+
+
+def test_a_training_that_cannot_be_stopped_reads_no_wish(tmp_path):
+    log = log_of(1, tmp_path, can_stop=False)
+    log.file.with_suffix(".stop").touch()
+    assert not log.wants_stop()

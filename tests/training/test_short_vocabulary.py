@@ -5,8 +5,7 @@ from support.training_models import random_llama
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.hidden_states import HeadInputs
-from medusa_chat.training.loss import IGNORED, SoftTargets, medusa_loss
+from medusa_chat.training.loss import IGNORED, HeadInputs, medusa_loss
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 
 VOCABULARY, HEADS, ROWS, WIDTH = 24, 3, 50, 32
@@ -19,19 +18,19 @@ def parts():
     targets = torch.randint(0, VOCABULARY, (ROWS, HEADS))
     targets[3, 1] = IGNORED
     hidden, roots = torch.randn(ROWS, WIDTH), torch.randint(0, VOCABULARY, (ROWS,))
-    inputs = HeadInputs(hidden, roots, targets, torch.zeros(ROWS, dtype=torch.long), ("",))
-    return LogitHead(model.lm_head, model.config), heads, inputs
+    return LogitHead(model.lm_head, model.config), heads, HeadInputs(hidden, roots, targets)
 
 
 def loss(lm_head, heads, inputs):
     tensors = inputs.hidden, inputs.roots, inputs.targets
-    return medusa_loss(heads, lm_head, *tensors, soft=inputs.soft)
+    return medusa_loss(heads, lm_head, *tensors)
 
 
 def test_a_list_of_all_tokens_changes_nothing():
     lm_head, heads, inputs = parts()
     short = ShortVocabulary.of(range(VOCABULARY), lm_head)
-    found, wanted = loss(short.lm_head, heads, short.inputs(inputs)), loss(lm_head, heads, inputs)
+    columns = inputs._replace(targets=short.columns(inputs.targets))
+    found, wanted = loss(short.lm_head, heads, columns), loss(lm_head, heads, inputs)
     torch.testing.assert_close(found.losses, wanted.losses)
     assert torch.equal(found.hits, wanted.hits) and torch.equal(found.labels, wanted.labels)
 
@@ -40,7 +39,8 @@ def test_the_loss_is_over_the_listed_tokens_alone():
     lm_head, heads, inputs = parts()
     listed = torch.tensor([1, 4, 5, 9, 20])
     short = ShortVocabulary.of(listed.tolist(), lm_head)
-    found = loss(short.lm_head, heads, short.inputs(inputs))
+    columns = inputs._replace(targets=short.columns(inputs.targets))
+    found = loss(short.lm_head, heads, columns)
     logits = heads(inputs.hidden, inputs.roots, lm_head)[..., listed]
     for head in range(HEADS):
         is_listed = torch.isin(inputs.targets[:, head], listed)
@@ -48,19 +48,6 @@ def test_the_loss_is_over_the_listed_tokens_alone():
         wanted = torch.nn.functional.cross_entropy(logits[head][is_listed], places)
         torch.testing.assert_close(found.losses[head], wanted)
         assert found.labels[head] == is_listed.sum()
-
-
-def test_soft_targets_outside_of_it_are_left_out():
-    lm_head, heads, inputs = parts()
-    tokens = torch.tensor([4, 7, 9]).expand(ROWS, HEADS, 3).int()
-    shares = torch.tensor([0.5, 0.3, 0.2]).expand(ROWS, HEADS, 3)
-    soft = HeadInputs(
-        *(inputs.hidden, inputs.roots, inputs.targets, inputs.owners, inputs.names),
-        SoftTargets(tokens, shares),
-    )
-    found = ShortVocabulary.of([4, 9], lm_head).inputs(soft).soft
-    assert found.tokens[0, 0, [0, 2]].tolist() == [0, 1]
-    torch.testing.assert_close(found.probabilities[0, 0], torch.tensor([5 / 7, 0.0, 2 / 7]))
 
 
 def test_none_for_no_list_and_for_rows_that_cannot_be_taken():

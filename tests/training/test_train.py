@@ -4,7 +4,7 @@ import errno
 import json
 import re
 import signal
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -23,9 +23,11 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
 from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.training.checkpoint_writer import Base
 from medusa_chat.training.events import TrainStep
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training.run_log import latest
+from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
 
@@ -150,7 +152,7 @@ def test_backbone_answers_every_question_in_order(
     answered = [e for e in events if e["event"] == "answered"]
     assert answered[-1]["done"] == answered[-1]["total"] == 3 * 2 + 3
     plan = next(e for e in events if e["event"] == "plan")
-    assert plan["rows"] + plan["held_out"] == 9 and plan["seconds"] > 0
+    assert plan["rows"] + plan["held_out"] == 9 and plan["steps"] == 2
     assert any("learn little in 2 steps" in note for note in plan["notes"])
     assert [e["event"] for e in events][-1] == "written"
     kept = tmp_path / "out.answers.jsonl"
@@ -268,6 +270,30 @@ def test_calibration_says_what_it_expects_and_measures(
     assert promised and all(promised[n] == expected for n, expected, _ in sizes)
     asked = ["generate", "--checkpoint", str(trained), "--tree", str(file), "--prompt", "abc"]
     assert main([*asked, "--max-new-tokens", "4", "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_calibration_renews_the_figures_of_the_card_and_nothing_else_of_it(
+    inputs: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], newline: str
+) -> None:
+    before = (trained / "README.md").read_text("utf-8")
+    card = tmp_path / "README.md"
+    card.write_text(before + "\nMeasured on a fine day: mine.\n", "utf-8", newline=newline)
+    card.chmod(0o644)
+    line = ["calibrate", "--checkpoint", str(trained), "--data", str(inputs / "prompts.jsonl")]
+    line += ["--nodes", "8", "--output", str(tmp_path / CALIBRATION_FILE)]
+    assert main([*line, "--precision", "fp32", "--device", "cpu", "--json"]) == 0
+    *_, written = events_of(capsys.readouterr().out)
+    assert written["folder"] == str(card)
+    assert card.stat().st_mode & 0o777 == 0o644
+    assert card.read_bytes().count(newline.encode()) == card.read_bytes().count(b"\n")
+    after = card.read_text("utf-8")
+    assert "greedy answers of the backbone to prompts.jsonl" in after
+    assert after.endswith("\nMeasured on a fine day: mine.\n")
+    kept = [[one for one in text.splitlines() if one.startswith("- ")] for text in (before, after)]
+    assert kept[0] == kept[1] and len(after.splitlines()) == len(before.splitlines()) + 2
+    saved = json.loads((tmp_path / CALIBRATION_FILE).read_text("utf-8"))
+    assert all(f"{rate:.2f} with {n}" in after for n, rate in saved["tokens_per_step"].items())
 
 
 def test_calibration_of_a_model_that_is_not_ours_needs_a_place(
@@ -453,3 +479,13 @@ def test_heads_are_trained_for_a_gguf_file_and_find_it_again(
     assert json.loads((output / "config.json").read_text())["base_model_name_or_path"] == "a.gguf"
     *_, (_, loaded) = load(LoadRequest(str(output), precision="fp32"))
     assert loaded is not None and loaded.info.heads == 3 and loaded.info.family == "llama"
+
+
+def test_a_base_beside_the_heads_is_named_alike_on_every_system() -> None:
+    class Folder(PureWindowsPath):
+        def resolve(self) -> "Folder":
+            return self
+
+    base = Base("x", Folder(r"C:\models\deep\base"))  # type: ignore[arg-type]
+    assert base.seen_from(Folder(r"C:\models\heads")) == "deep/base"  # type: ignore[arg-type]
+    assert base.seen_from(Folder(r"D:\heads")) == r"C:\models\deep\base"  # type: ignore[arg-type]

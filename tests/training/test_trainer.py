@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.families import BY_LENGTH, tiny
 from support.training_models import LETTERS, letter_tokenizer, random_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -17,11 +18,9 @@ from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import (
-    count_hits,
-    count_ranks,
     counts_of,
     ranks_after,
-    ranks_of_answer,
+    ranks_of,
 )
 from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer, rows_of
 from medusa_chat.training.checkpoint_writer import Calibrated
@@ -37,12 +36,14 @@ from medusa_chat.training.data import (
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
 from medusa_chat.training.engine_answerer import PromptBatch
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
-from medusa_chat.training.loss import IGNORED, head_targets, hidden_and_targets, medusa_loss
+from medusa_chat.training.hidden_states import cache_inputs
+from medusa_chat.training.loss import IGNORED, head_inputs, head_targets, medusa_loss
 from medusa_chat.training.optimizers import share_of_peak
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
+from medusa_chat.training.training_state import write_state
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_length, node_value
+from medusa_chat.trees.expected_length import expected_lengths, node_value
 
 END = 1
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
@@ -150,7 +151,7 @@ def test_batches_hold_every_example_once_within_the_budget():
     examples = make_examples(40)
     for seed in range(3):
         groups = group_by_length(examples, 60, seed)
-        held = sorted(e.place for group in groups for e in group)
+        held = sorted(e.place for group in groups for (e,) in group)
         assert held == sorted(e.place for e in examples)
         assert all(collate(group).ids.numel() <= 60 for group in groups)
         assert len(groups) == len(group_by_length(examples, 60, seed + 1))
@@ -158,10 +159,10 @@ def test_batches_hold_every_example_once_within_the_budget():
 
 def test_padding_changes_no_hidden_state_and_is_no_label():
     model, examples = make_model(), make_examples(6)
-    together, _, wanted, _ = hidden_and_targets(model, collate(examples), 3)
-    alone = [hidden_and_targets(model, collate([example]), 3) for example in examples]
+    together, _, wanted = head_inputs(model, collate([[e] for e in examples]), 3)
+    alone = [head_inputs(model, collate([[example]]), 3) for example in examples]
     torch.testing.assert_close(together, torch.cat([hidden for hidden, *_ in alone]))
-    assert torch.equal(wanted, torch.cat([targets for _, _, targets, _ in alone]))
+    assert torch.equal(wanted, torch.cat([targets for *_, targets in alone]))
 
 
 # ------------------------------------------------------------------------------------ loss
@@ -201,7 +202,7 @@ def test_untrained_head_says_what_the_lm_head_says(own):
 def test_loss_is_the_weighted_sum_however_it_is_chunked():
     model, heads = make_model(), MedusaHeads(3, 32)
     torch.nn.init.normal_(heads.weight, std=0.1)
-    hidden, roots, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
+    hidden, roots, targets = head_inputs(model, collate([[e] for e in make_examples()]), 3)
     logits = heads(hidden, roots, model.lm_head)
     direct = sum(
         0.8 ** (k + 1)
@@ -223,7 +224,7 @@ def test_gradients_reach_all_that_learns():
     torch.nn.init.normal_(heads.lm_weight, std=0.3)
     shared = MedusaHeads(3, 32)
     torch.nn.init.normal_(shared.weight, std=0.1)
-    found, roots, targets, _ = hidden_and_targets(model, collate(make_examples()), 3)
+    found, roots, targets = head_inputs(model, collate([[e] for e in make_examples()]), 3)
     hidden = found.clone().requires_grad_()
     for some in (heads, shared):
         learning = [hidden, *some.parameters(), model.lm_head.weight]
@@ -285,7 +286,7 @@ def test_planted_pattern_is_learnt_by_the_right_head_only(head):
     heads = new_heads(model.lm_head, 3)
     recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
     list(train_heads(model, model.lm_head, heads, examples, recipe))
-    batch = collate(examples)
+    batch = collate([[e] for e in examples])
     right = [pattern_hits(model, heads, batch, head + 2, k) for k in range(3)]
     assert right[head] > 0.9
     assert all(share < 0.5 for k, share in enumerate(right) if k != head)
@@ -298,7 +299,7 @@ def test_heads_that_read_the_root_learn_what_follows_from_it_alone():
         model.model.layers[0].mlp.down_proj.weight.zero_()
     examples = planted(1)  # what is at t + 2 repeats the root, which is at t + 1
     recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
-    batch, embedding, right = collate(examples), model.get_input_embeddings(), []
+    batch, embedding, right = collate([[e] for e in examples]), model.get_input_embeddings(), []
     for reads in (None, embedding):
         heads = new_heads(model.lm_head, 1, embedding=reads)
         list(train_heads(model, model.lm_head, heads, examples, recipe))
@@ -343,6 +344,16 @@ def test_the_pass_that_keeps_hidden_states_tells_how_far_it_is():
     assert passed[-1].tokens == sum(len(example.ids) for example in examples)
 
 
+def test_kept_rows_that_a_caller_gives_are_those_of_the_examples():
+    model, examples = make_model(), make_examples()
+    recipe = HeadRecipe(steps=4, batch_labels=8, batch_tokens=60)
+    own, given = new_heads(model.lm_head, 2), new_heads(model.lm_head, 2)
+    list(train_heads(model, model.lm_head, own, examples, recipe))
+    kept = cache_inputs(model, 2, examples, recipe)
+    list(train_heads(model, model.lm_head, given, examples, recipe, cached=kept))
+    assert torch.equal(own.weight, given.weight)
+
+
 def test_interrupted_run_gives_the_same_heads(tmp_path):
     model, examples = make_model(), make_examples()
     recipe = HeadRecipe(steps=9, batch_tokens=60, save_every=2)
@@ -359,6 +370,21 @@ def test_interrupted_run_gives_the_same_heads(tmp_path):
         assert torch.equal(again.weight, whole.weight) and torch.equal(again.bias, whole.bias)
 
 
+def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+    state = tmp_path / "state.pt"
+    write_state(state, {"step": 1})
+
+    def full(saved, file):
+        file.write_bytes(b"half")
+        raise RuntimeError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(MedusaChatError, match="--resume"):
+        write_state(state, {"step": 2})
+    assert torch.load(state, weights_only=True) == {"step": 1}
+    assert list(tmp_path.iterdir()) == [state]
+
+
 def test_state_of_another_recipe_is_refused(tmp_path):
     model, examples = make_model(), make_examples()
     heads, state = new_heads(model.lm_head, 2), tmp_path / "state.pt"
@@ -367,18 +393,14 @@ def test_state_of_another_recipe_is_refused(tmp_path):
         list(train_heads(model, model.lm_head, heads, examples, HeadRecipe(steps=2), state=state))
 
 
-def test_loss_that_is_not_finite_stops_with_its_row_named():
+def test_loss_that_is_not_finite_stops_before_it_is_learnt():
     model, examples = make_model(), make_examples()
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = float("nan")
-    clean = [Example(e.ids, e.is_label, e.place) for e in examples]
     poisoned = Example((3, 4, 0, 5, 6, 7), (True,) * 6, "data.jsonl:7")
     heads = new_heads(model.lm_head, 2)
-    # examples of one length, so that no padding brings the poisoned token to the others
-    same = [Example(e.ids[:6], (True,) * 6, e.place) for e in clean]
-    with pytest.raises(MedusaChatError, match=r"step 1 \(caused by data\.jsonl:7\)"):
-        recipe = HeadRecipe(steps=3)
-        list(train_heads(model, model.lm_head, heads, [*same, poisoned], recipe))
+    with pytest.raises(MedusaChatError, match="not finite at step 1: lower --learning-rate"):
+        list(train_heads(model, model.lm_head, heads, [*examples, poisoned], HeadRecipe(steps=3)))
     assert torch.equal(heads.weight, torch.zeros_like(heads.weight))
 
 
@@ -404,6 +426,15 @@ def who(request):
     found = fastest_answerer(make_model(), 128, [END])
     assert found.name == "our engine"
     return found
+
+
+@pytest.mark.parametrize(("context", "name"), [(16, "our engine"), (64, "batches")])
+def test_longrope_answers_with_the_factors_of_the_passes_that_train(context, name, library):
+    """Those go by each text's length; our engine takes the same for every text."""
+    rope = {"rope_type": "longrope", "rope_theta": 100.0} | BY_LENGTH["longrope"]
+    own = BY_LENGTH["longrope"]["original_max_position_embeddings"]
+    model = tiny("phi3", rope_parameters=rope, original_max_position_embeddings=own)
+    assert fastest_answerer(model, context, [2]).name == name
 
 
 def test_greedy_answers_are_those_of_generate_one_by_one(tmp_path, who):
@@ -539,8 +570,7 @@ def test_nothing_is_built_where_all_answers_are_there(tmp_path, library, monkeyp
 def test_a_model_that_c_does_not_know_is_answered_in_batches():
     model = make_model().to(torch.float16)
     assert isinstance(fastest_answerer(model, 128, [END]), BatchAnswerer)
-    windowed = make_model()
-    windowed.config.sliding_window = 64
+    windowed = tiny("mistral", sliding_window=64)
     assert isinstance(fastest_answerer(windowed, 128, [END]), BatchAnswerer)
     assert not isinstance(fastest_answerer(windowed, 64, [END]), BatchAnswerer)
     adapted = make_model()
@@ -575,22 +605,27 @@ def test_rank_accuracies_equal_a_count_by_hand():
                 asked[k] += 1
                 for rank in range(4):
                     hits[k, rank] += order[k, t, rank] == example.ids[t + k + 2]
-    *_, last = count_ranks(model, heads, examples, 4, batch_tokens=50)
-    torch.testing.assert_close(torch.tensor(last.accuracies), hits / asked[:, None])
-    assert last.labels == tuple(asked.int().tolist()) and last.done == last.total
+    ranks = [rows for example in examples for rows in ranks_of(model, heads, example, 4)]
+    found = counts_of(ranks, 3, 4)
+    torch.testing.assert_close(torch.tensor(found.accuracies), hits / asked[:, None])
+    assert found.labels == tuple(asked.int().tolist())
 
 
-def test_ranks_of_whole_answers_give_the_same_counts():
+def test_every_run_of_labels_is_an_answer_and_no_head_looks_beyond_it():
+    """As the heads are trained (head_targets), also where a text begins with a label."""
     model = make_model()
     heads = new_heads(model.lm_head, 3).requires_grad_(False)
     torch.nn.init.normal_(heads.weight, std=0.3)
-    answers = [
-        Example((4, 5, *range(6, 6 + count)), (False,) * 2 + (True,) * count, str(count))
-        for count in (2, 3, 9)
-    ]
-    *_, wanted = count_ranks(model, heads, answers, 4)
-    found = counts_of([ranks_of_answer(model, heads, one, 4) for one in answers], len(heads), 4)
-    assert (found.hits, found.labels) == (wanted.hits, wanted.labels) and any(map(any, found.hits))
+    is_label = (True, True, True, False, True, False, True, True, True, True)
+    example = Example(tuple(range(4, 14)), is_label)
+    hidden, roots, targets = head_inputs(model, collate([[example]]), 3)
+    best = heads(hidden, roots, model.lm_head).topk(4).indices  # [heads, positions, 4]
+    hits = (best == targets.T.unsqueeze(-1)).sum(1)
+    answers = ranks_of(model, heads, example, 4)
+    assert [len(rows) for rows in answers] == [2, 1, 4]  # nothing predicts the first token
+    found = counts_of(answers, 3, 4)
+    assert [list(row) for row in found.hits] == hits.tolist() and hits.any()
+    assert list(found.labels) == (targets >= 0).sum(0).tolist()
 
 
 def test_ranks_are_those_of_the_tokens_that_are_drafted():
@@ -610,9 +645,6 @@ def test_ranks_are_those_of_the_tokens_that_are_drafted():
             wanted, tokens = answer[place + 1 + head], guesses[head].tolist()
             assert rank == (tokens.index(wanted) if wanted in tokens else None)
     assert any(rank is not None for row in found for rank in row)
-    targets = head_targets(torch.tensor([[5, *answer]]), torch.ones(1, 7, dtype=torch.bool), 3)[0]
-    hits = count_hits(heads, model.lm_head, hidden, torch.tensor(answer), targets[:-1], 3, listed)
-    assert hits.tolist() == [list(row) for row in counts_of([found], 3, 3).hits]
     assert ranks_after(hidden[:0], [], heads, model.lm_head, 3) == []
 
 
@@ -629,7 +661,7 @@ TABLE = [[0.6, 0.2, 0.05], [0.5, 0.3, 0.1], [0.4, 0.1, 0.1]]
 def test_node_is_worth_the_product_along_its_path():
     assert node_value((0, 1, 2), TABLE) == pytest.approx(0.6 * 0.3 * 0.1)
     tree = Tree.from_choices([(0,), (1,), (0, 1)])
-    assert expected_length(tree, TABLE) == pytest.approx(1 + 0.6 + 0.2 + 0.6 * 0.3)
+    assert expected_lengths(tree, TABLE)[-1] == pytest.approx(1 + 0.6 + 0.2 + 0.6 * 0.3)
 
 
 def test_searched_trees_are_nested_in_order_of_worth():
@@ -653,7 +685,7 @@ def test_searched_tree_is_as_good_as_the_best_of_all(table):
             for chosen in itertools.combinations(places, nodes - 1)
             if all(choice[:-1] in {(), *chosen} for choice in chosen)
         )
-        assert expected_length(search_tree(table, nodes), table) == pytest.approx(best)
+        assert expected_lengths(search_tree(table, nodes), table)[-1] == pytest.approx(best)
 
 
 def test_nodes_worth_nothing_are_left_out():
@@ -671,4 +703,4 @@ def test_table_that_is_no_table_of_shares_is_refused(table):
 
 def test_tree_deeper_than_the_table_is_refused():
     with pytest.raises(UsageError, match="has depth 2"):
-        expected_length(Tree.from_choices([(0,), (0, 0)]), [[0.5]])
+        expected_lengths(Tree.from_choices([(0,), (0, 0)]), [[0.5]])[-1]

@@ -9,9 +9,9 @@ from support.counting import EASY, HARD, PRIOR, TREE, answer, counted, prefilled
 from medusa_chat.decoding.events import Step
 from medusa_chat.trees.acceptance_counts import MOST_STEPS, AcceptanceCounts, is_counted
 from medusa_chat.trees.acceptance_fold import HEAD_WEIGHT, AcceptanceFold
-from medusa_chat.trees.expected_length import expected_length
+from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.path_probabilities import PathProbabilities
-from medusa_chat.trees.shapes import cartesian
+from medusa_chat.trees.shapes import cartesian, chain
 
 MEAN = [(a + b) / 2 for a, b in zip(EASY, HARD, strict=True)]
 
@@ -52,13 +52,20 @@ def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
     assert dict(counts.whole.ranks) == {(0, 0): [1, 1]}
 
 
+def test_five_heads_are_counted():
+    counts, deep = AcceptanceCounts(), chain(5)
+    step = Step(0, (1, 2, 3, 4, 5, 9), "", 0.1, tuple(range(6)), record(deep, range(6)))
+    assert counts.add_answer(prefilled(), [step], heads=5)
+    assert counts.whole.ranks[4, 0] == [1, 1]
+
+
 def test_paths_promise_what_steps_give_though_heads_are_right_together():
     counts = counted(TREE, answers=100)
     steps, tokens = counts.by_nodes[len(TREE)]
     promised = PathProbabilities(counts.whole, PRIOR).expected(TREE)
     assert promised[-1] == pytest.approx(tokens / steps, rel=0.04)
     assert list(promised) == sorted(promised) and len(promised) == len(TREE)
-    multiplied = expected_length(TREE, counts.whole.table(PRIOR))
+    multiplied = expected_lengths(TREE, counts.whole.table(PRIOR))[-1]
     assert abs(multiplied / (tokens / steps) - 1) > 0.06, "ranks alone would not do"
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import stat
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.login_limit import LoginLimit, Throttle
 from medusa_chat.ui.app import PageOptions, open_page
+from medusa_chat.ui.ports import addresses, login_for, own_names
 
 LOGIN = ("me", "local-secret")
 READABLE = ("", "config", "theme.css", "gradio_api/info", "gradio_api/file=x", "gradio_api/app_id")
@@ -139,3 +142,48 @@ def test_own_mistakes_wait_a_minute_even_where_strangers_do_not_count():
         throttle.count("me")
     assert throttle.is_shut("me", is_stranger=False)
     assert LoginLimit(None).throttle.is_shut("me") is False
+
+
+def test_a_call_that_fails_is_one_short_line_without_escape_codes(page, capfd):
+    fn = next(
+        at
+        for at, made in enumerate(httpx.get(f"{page.url}config").json()["dependencies"])
+        if len(made["inputs"]) > 2
+    )
+    body = {"fn_index": fn, "session_hash": "x", "data": ["\x1b[2J\x1b[31m" + "no " * 100_000]}
+    for _ in range(30):
+        assert httpx.post(f"{page.url}gradio_api/run/predict", json=body).status_code >= 400
+    said = capfd.readouterr().err
+    assert "medusa-chat: a call of the page failed: " in said and "\x1b" not in said
+    assert len(said) < 12_000 and "Traceback" not in said
+    file = Path(re.search("its traceback is in (.*)", said)[1])
+    written = file.read_text()
+    assert all(sign.isprintable() or sign == "\n" for sign in written)
+    assert written.startswith("Traceback") and 'File "' in written and len(written) < 25_000
+    assert len(list(file.parent.glob(f"*{file.name}*"))) == 1
+
+
+def test_nobody_is_logged_out_by_an_address(locked):
+    with httpx.Client(base_url=locked.url) as client:
+        assert client.post("login", data=dict(zip(("username", "password"), LOGIN, strict=True)))
+        assert client.get("logout").status_code == 404
+        assert client.get("config").status_code == 200
+
+
+@pytest.mark.parametrize("behind", ["chat", "/chat"])
+def test_a_path_of_a_proxy_may_lack_its_slash(behind):
+    session = Session(ScriptedRunner())
+    opened = open_page(session, PageOptions(root_path=behind))
+    try:
+        assert httpx.get(f"{opened.url}config").json()["root"].endswith("/chat")
+    finally:
+        opened.close()
+        session.close()
+
+
+def test_what_listens_everywhere_tells_its_addresses_and_asks_for_a_password(monkeypatch):
+    monkeypatch.setattr(socket.socket, "getsockname", lambda self: ("192.0.2.7", 5))
+    assert addresses("0.0.0.0", 7860) == ["http://192.0.2.7:7860/"]
+    assert addresses("127.0.0.1", 7860) == addresses("192.0.2.7", 7860) == []
+    assert login_for("127.0.0.1", None) is None and len(login_for("0.0.0.0", None)[1]) > 12
+    assert {f"{socket.gethostname()}.lan", socket.gethostname()} <= set(own_names("0.0.0.0"))

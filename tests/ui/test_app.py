@@ -28,6 +28,7 @@ from medusa_chat.ui.access.tunnel import GuestServer, ShareError, Tunnel
 from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
 from medusa_chat.ui.chat.node_card import text_before
 from medusa_chat.ui.chat.step_panel import figures, panel_line, recent_rate, verdict
+from medusa_chat.ui.chat.view import error_line
 from medusa_chat.ui.page.inputs import MAX_CHARACTERS, checked
 from medusa_chat.ui.page.tree_view import (
     MAX_TEXT,
@@ -54,7 +55,8 @@ def trace(runner: ScriptedRunner, **settings) -> list:
 
 @pytest.mark.parametrize(
     "name",
-    ["temperature", "top_p", "top_k", "posterior_threshold", "posterior_alpha", "max_new_tokens"],
+    ["temperature", "top_p", "top_k", "min_p", "posterior_threshold", "posterior_alpha"]
+    + ["max_new_tokens"],
 )
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -1, 1e9, True, None, "1", [1], {"a": 1}, 10**30]
@@ -88,10 +90,9 @@ def test_numbers_out_of_range_or_of_no_number_are_refused(name, value):
         {"text": None},
         {"text": {"text": "a"}},
         {"system": 3},
-        {"step": -1},
-        {"step": True},
-        {"step": "1"},
         {"row": -1},
+        {"row": True},
+        {"row": "1"},
         {"row": [0, 1]},
         {"drafter": "none"},
         {"drafter": None},
@@ -170,6 +171,16 @@ def test_states_follow_from_the_path():
     # 0 has 1 and 2, 1 has 3, 2 has 4, 3 has 5
     assert states((-1, 0, 0, 1, 2, 3), (0, 1)) == "aarruu"
     assert states((-1,), (0,)) == "a"
+
+
+def test_what_stands_behind_the_end_of_an_answer_is_not_rejected():
+    step = next(s for s in trace(ScriptedRunner(nodes=16))[1:-1] if len(s.path) == 2)
+    whole = step_view(step)["state"]
+    cut = step_view(replace(step, token_ids=step.token_ids[:-1]))["state"]
+    behind = [node for node, parent in enumerate(step.draft.parents) if parent == step.path[-1]]
+    assert behind and {whole[node] for node in behind} == {"r"}
+    assert {node for node, letter in enumerate(cut) if letter == "e"} == set(behind)
+    assert cut.replace("e", "r") == whole
 
 
 def test_margin_is_the_log_of_p_over_threshold():
@@ -282,6 +293,31 @@ def test_the_ratio_has_a_measured_baseline():
     assert {len(s.draft.tokens) for s in plain.steps} == {1}
     expected = medusa.rate * medusa.finished.stats.plain_step_seconds
     assert figures(medusa, medusa.plain_rate)["ratio"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_picture_asked_for_while_the_first_step_is_folded_is_that_of_no_step():
+    """Steps are folded by another thread: one that came between two looks was step -1."""
+
+    class Coming(list):
+        def __len__(self):
+            return 0
+
+    answer = Answer()
+    answer.add(trace(ScriptedRunner(delay=0, prefill=0, steps=2)))
+    answer.steps = Coming(answer.steps)
+    Coming.__bool__ = lambda steps: True  # by the second look it is there
+    assert json.loads(panel_line(answer, None))["step"] is None
+
+
+def test_a_continued_answer_tells_that_it_has_not_all_steps():
+    events = trace(ScriptedRunner(delay=0, prefill=0))
+    for before, goes_on in ([], False), ([("Said before. ", 3)], True):
+        answer = Answer(before=before)
+        answer.add(events)
+        recalled = Answer(before=answer.pieces)
+        recalled.recall(events)
+        for one in (answer, recalled):
+            assert json.loads(panel_line(one, None))["goes_on"] is goes_on
 
 
 def test_every_step_of_a_long_answer_can_be_reached():
@@ -548,3 +584,8 @@ def test_greeting_says_what_the_user_must_know():
 
 def test_best_tree_has_the_nodes_asked_for():
     assert [len(best_tree(n)) for n in (2, 16, 64)] == [2, 16, 64]
+
+
+def test_a_refusal_on_the_page_names_a_place_on_the_page():
+    line = error_line("start a new chat, or raise --max-context where the model allows it")
+    assert json.loads(line)["error"].endswith("or raise Models → Context where the model allows it")

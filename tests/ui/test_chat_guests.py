@@ -11,7 +11,8 @@ from medusa_chat.errors import UsageError
 from medusa_chat.ui.chat import session_store as store_module
 from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.browser_tab import Tab
-from medusa_chat.ui.chat.session_store import OWNER
+from medusa_chat.ui.chat.session_store import MAX_GUEST_SESSIONS, MAX_OF_ONE_GUEST, OWNER
+from medusa_chat.ui.chat.view import rows_of
 from medusa_chat.ui.page.status import FOR_GUESTS
 
 
@@ -19,14 +20,14 @@ def test_other_guests_never_see_a_conversation(controller):
     mine, owners = Tab(), owner()
     controller.attach(mine, None, guest())
     controller.send(mine, turn("my secret"))
-    assert mine.scope not in ("", OWNER) and len(mine.scope) >= 32
-    names = ("tab", "last", "guest")
-    forged = [None, "", 7, "[]", "{", json.dumps({"guest": mine.scope[:-1]})]
+    assert mine.scope not in ("", OWNER)
+    names = ("link", "tab", "last", "guest")
+    forged = [None, "", 7, "[]", "{", json.dumps({"guest": mine.scope})]
     forged += [json.dumps(dict.fromkeys(names, mine.conversation))]
     forged += [json.dumps({"tab": mine.conversation, "guest": OWNER})]
-    for posted in forged:
+    for name, posted in enumerate(forged):
         stranger = Tab()
-        view = controller.attach(stranger, posted, guest())
+        view = controller.attach(stranger, posted, guest(OWNER if name == 0 else f"2{name}"))
         assert stranger.scope not in (mine.scope, OWNER) and "secret" not in repr(view)
         assert json.loads(view.next)["conversation"] != mine.conversation
     controller.attach(owners, known(mine))
@@ -82,23 +83,79 @@ def test_a_guest_finds_the_same_conversations_again(controller):
     controller.sessions.end_guests()
     later = Tab()
     controller.attach(later, known(first), guest())
-    assert controller.session_of(later).is_empty and later.scope != first.scope
+    assert controller.session_of(later).is_empty
 
 
-def test_a_guest_has_a_number_and_a_length_of_conversations(controller, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_OF_ONE_GUEST", 2)
-    monkeypatch.setattr(store_module, "MAX_GUEST_CHARACTERS", 10)
-    sessions = controller.sessions
-    one, two, three = (sessions.open("a") for _ in range(3))
-    assert sessions.all("a") == [two, three] and sessions.find("a", one.id) is None
-    three.ask(turn("12345"))
+def test_a_guest_who_comes_in_many_tabs_costs_no_other_guest_a_conversation(controller):
+    """215 loads with fresh session hashes erased what all guests had said."""
+    mine, others = Tab(), []
+    controller.attach(mine, None, guest("me"))
+    controller.send(mine, turn("hello"))
+    ended(controller.session_of(mine))
+    for _ in range(MAX_GUEST_SESSIONS + 15):
+        others.append(Tab())
+        controller.attach(others[-1], None, guest("one of many tabs"))
+    assert len(controller.sessions.all(others[0].scope)) == MAX_OF_ONE_GUEST
+    for number in range(MAX_GUEST_SESSIONS + 15):
+        controller.attach(Tab(), None, guest(f"one of many {number}"))
+    assert len(controller.sessions.all()) <= MAX_GUEST_SESSIONS
+    assert len(controller.session_of(mine).transcript.messages) == 2
+
+
+def test_a_guests_empty_conversations_go_before_what_they_said(controller):
+    said = controller.sessions.open("a")
+    said.ask(turn("hello"))
+    ended(said)
+    for _ in range(MAX_OF_ONE_GUEST + 5):
+        controller.sessions.open("a")
+    assert controller.sessions.find("a", said.id) is said
+    assert len(controller.sessions.all("a")) == MAX_OF_ONE_GUEST
+
+
+def test_a_guests_conversation_has_a_length_however_it_grows(controller, monkeypatch):
+    """Prompts, stop strings, waiting messages and further versions were not counted."""
+    monkeypatch.setattr(store_module, "MAX_GUEST_CHARACTERS", 20)
+    chat = controller.sessions.open("a")
+    chat.ask(turn("12345"))
+    chat.ask(turn("1", system="1234", stop="1234"))  # it waits: 14 in all
+    for posted in ({"text": "1234567"}, {"system": "1234567"}, {"stop": "1234567"}):
+        with pytest.raises(UsageError, match="as long as"):
+            chat.ask(turn(**posted))
+    chat.pending = []
+    ended(chat)  # the answer is longer than what was left
+    row = Row(0, "text", "12345")
     for act in (
-        lambda: three.ask(turn("123456")),
-        lambda: three.edit(Row(0, "text", "12345"), turn("1" * 11)),
+        lambda: chat.ask(turn("1")),
+        lambda: chat.regenerate(turn()),
+        lambda: chat.proceed(turn()),
+        lambda: chat.edit(row, turn("1")),
+        lambda: chat.edit(rows_of(chat.transcript)[1], turn("1")),
+        lambda: chat.set_system("1"),
     ):
-        with pytest.raises(UsageError, match="as long as|still running"):
+        with pytest.raises(UsageError, match="as long as"):
             act()
-    ended(three)
+
+
+def test_what_cannot_be_sent_after_a_guests_answer_comes_back(controller, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_GUEST_CHARACTERS", 20)
+    chat = controller.sessions.open("a")
+    for text in ("12345", "first", "second"):
+        chat.ask(turn(text))
+    ended(chat)  # with its answer the conversation is full
+    assert chat.pop_returned() == "first\n\nsecond" and "as long as" in chat.error
+    assert chat.pending == [] and not chat.is_running
+
+
+def test_a_guest_has_one_answer_at_a_time(controller):
+    one, two, three = (controller.sessions.open(scope) for scope in ("a", "a", "b"))
+    one.ask(turn("hello"))
+    with pytest.raises(UsageError, match="another answer of yours"):
+        two.ask(turn("hello"))
+    assert two.is_empty and not two.is_running
+    three.ask(turn("hello"))
+    ended(one)
+    two.ask(turn("hello"))
+    ended(two)
 
 
 @pytest.mark.parametrize("is_owner", [True, False])

@@ -10,6 +10,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.ui.chat import audience
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
+from medusa_chat.ui.chat.answer import chatbot_row
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.view import rows_of
 
@@ -200,17 +201,55 @@ def test_an_edited_question_is_sent_and_the_old_branch_stays_reachable(chat):
     assert said == ["first", "second"] and len(chat.transcript.messages) == 4
 
 
-def test_an_edited_answer_stays_as_edited_and_nothing_is_sent(chat):
+@pytest.mark.parametrize("position", [1, 3])
+def test_an_edited_answer_is_another_version_and_nothing_is_sent(chat, position):
     for text in ("first", "second"):
         chat.ask(turn(text))
         ended(chat)
-    chat.edit(rows_of(chat.transcript)[1], turn("my own words"))
+    before = chat.transcript
+    chat.edit(rows_of(before)[position], turn("my own words"))
     assert not chat.is_running and len(chat.session.runner.prompts) == 2
-    assert (
-        chat.transcript.messages[1]["content"] == "my own words"
-        and len(chat.transcript.messages) == 4
-    )
-    assert set(chat.transcript.answers) == {3}
+    said = [one["content"] for one in before.messages]
+    said[position] = "my own words"
+    assert [one["content"] for one in chat.transcript.messages] == said
+    assert set(chat.transcript.answers) == {1, 3} - {position}
+    assert chat.transcript.version(position) == (2, 2)
+    chat.show_version(position, 1)
+    assert chat.transcript.messages == before.messages
+    chat.show_version(position, 2)
+    assert chat.undo() == "" and chat.transcript.tree.said == before.tree.said
+    assert chat.transcript.messages == before.messages and set(chat.transcript.answers) == {1, 3}
+    chat.edit(rows_of(before)[position], turn(before.messages[position]["content"]))
+    assert chat.transcript.tree.said == before.tree.said, "nothing was changed"
+
+
+def test_undo_takes_nothing_back_that_was_not_done_last(chat):
+    for text in ("first", "second"):
+        chat.ask(turn(text))
+        ended(chat)
+    chat.regenerate(turn())  # the second answer
+    ended(chat)
+    chat.show_version(3, 1)
+    before = chat.transcript
+    chat.edit(rows_of(before)[1], turn("my own words"))
+    edited = chat.transcript
+    chat.show_version(1, 1)  # to compare: the answer as it was is no edit
+    assert chat.undo() in ("", "second") and before.tree.path[1].id in chat.transcript.tree.said
+    chat._set_transcript(edited)
+    assert chat.undo() == "" and chat.transcript.tree.leaf == before.tree.leaf
+    assert chat.transcript.tree.said == before.tree.said
+
+
+def test_an_edited_answer_keeps_its_formulas_as_the_model_wrote_them(chat):
+    chat.session.runner.pieces = ("It is $a^2$ for $5", " or `$b$`.", *[""] * 20)
+    chat.session.runner.steps = 1
+    chat.ask(turn("how large?"))
+    ended(chat)
+    row = rows_of(chat.transcript)[1]
+    shown = chatbot_row(row, "assistant")["content"][0]["text"]
+    assert shown == r"It is \(a^2\) for $5 or `$b$`."
+    chat.edit(row, turn(shown + " Sure."))
+    assert chat.transcript.messages[1]["content"] == "It is $a^2$ for $5 or `$b$`. Sure."
 
 
 @pytest.mark.parametrize("act", ["regenerate", "proceed", "edit", "undo"])

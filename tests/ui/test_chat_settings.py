@@ -5,7 +5,8 @@ import pytest
 from support.conversations import TREES, ended, owner, post
 
 from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
-from medusa_chat.ui.chat.settings_panel import build_settings, restored
+from medusa_chat.ui.chat.settings_panel import build_settings
+from medusa_chat.ui.page.settings_form import SettingsForm
 
 
 def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
@@ -21,12 +22,12 @@ def test_a_bad_setting_is_one_line_and_queues_nothing(controller):
         ({}, {"posterior_threshold", "locked", "posterior_alpha"}),
         (
             {"temperature": 0},
-            {"acceptance", "top_p", "top_k", "seed", "locked"}
+            {"acceptance", "top_p", "top_k", "min_p", "seed", "locked"}
             | {"posterior_threshold", "posterior_alpha"},
         ),
-        ({"acceptance": "typical"}, {"top_p", "top_k", "seed", "posterior_alpha"}),
-        ({"acceptance": "typical", "locked": False}, {"top_p", "top_k", "seed"}),
-        ({"acceptance": "typical-sampled", "locked": False}, {"top_p", "top_k"}),
+        ({"acceptance": "typical"}, {"top_p", "top_k", "min_p", "seed", "posterior_alpha"}),
+        ({"acceptance": "typical", "locked": False}, {"top_p", "top_k", "min_p", "seed"}),
+        ({"acceptance": "typical-sampled", "locked": False}, {"top_p", "top_k", "min_p"}),
         (
             {"vanilla": True},
             {"drafter", "tree", "nodes", "posterior_threshold", "locked", "posterior_alpha"},
@@ -60,6 +61,7 @@ def test_an_emptied_seed_is_a_new_one_for_every_answer(controller):
 
 def test_what_a_browser_remembers_is_checked_value_by_value():
     kept = {"temperature": 9, "top_p": 0.5, "tree": "../x", "seed": "5", "vanilla": True, "x": 1}
-    assert restored(kept, TREES) == {**DEFAULTS, "top_p": 0.5, "seed": "5"}
+    form = SettingsForm({}, TREES, DEFAULTS)
+    assert form.restored(kept) == {**DEFAULTS, "top_p": 0.5, "seed": "5"}
     for nothing in (None, "x", [1], 3):
-        assert restored(nothing, TREES) == DEFAULTS
+        assert form.restored(nothing) == DEFAULTS

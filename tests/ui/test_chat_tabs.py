@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 from support.conversations import ended, event, known, owner, post, roles, turn, watch
 from support.waiting import wait_for
 
+from medusa_chat.errors import UsageError
 from medusa_chat.ui.chat import audience
+from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.view import rows_of
 
 
@@ -78,6 +81,16 @@ def test_a_tab_that_looks_keeps_the_answer_alive(controller, monkeypatch):
     assert len(controller.session_of(tab).answer.steps) == 30
 
 
+def test_a_new_chat_is_never_another_tabs(controller):
+    one, two = owner(), owner()
+    controller.new(one, {})
+    controller.attach(two, known(one))
+    empty = controller.session_of(one)
+    assert controller.session_of(two) is empty
+    controller.new(two, {})
+    assert controller.session_of(two) is not empty and controller.session_of(one) is empty
+
+
 def test_a_new_chat_keeps_the_old_one_and_the_answer_that_runs_there(controller):
     tab = owner()
     controller.send(tab, turn("first", system="be brief"))
@@ -99,17 +112,20 @@ def test_a_new_chat_keeps_the_old_one_and_the_answer_that_runs_there(controller)
 
 
 def test_an_answer_goes_on_while_another_conversation_is_shown(controller, monkeypatch):
-    monkeypatch.setattr(controller.session.runner, "steps", 10_000)
+    monkeypatch.setattr(controller.session.runner, "steps", 100_000)
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=1000.0)
+    monkeypatch.setattr(audience, "time", clock)
     tab = owner()
     controller.send(tab, turn("first", max_new_tokens=100_000))
     first = controller.session_of(tab)
     controller.new(tab, {})
-    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 0.5)
-    until = len(first._run.job.trace) + 200
-    while first.is_running and len(first._run.job.trace) < until:
+    for _ in range(3):
+        clock.now += audience.HIDDEN_SECONDS - 1
         controller.tick(tab)
+        seen = len(first._run.job.trace) + 20
+        wait_for(lambda seen=seen: len(first._run.job.trace) > seen or not first.is_running)
     assert first.is_running
-    first.stop()
+    clock.now += audience.HIDDEN_SECONDS + 1
     ended(first)
 
 
@@ -246,6 +262,46 @@ def test_a_tab_that_got_its_views_in_another_order_draws_the_last_one_anew(contr
     assert len(again.history) == 2 and again.stop["visible"] is False and again.text == ""
     for forged in (5, None, "x", "[]", '{"view": "1"}', '{"view": -1}', again.next, again.next):
         assert controller.tick(tab, forged)["__type__"] == "update"
+
+
+def test_the_end_of_an_answer_is_told_once_though_all_is_drawn_anew(controller):
+    """A screen reader heard nothing of an answer that was over by then."""
+    tab = owner()
+    controller.attach(tab, None)
+    controller.send(tab, turn("hi"))
+    ended(controller.session_of(tab))
+    said = controller.session_of(tab).transcript.messages[1]["content"]
+    assert json.loads(controller.redraw(tab).live) == {"done": said}
+    assert controller.redraw(tab).live == ""
+
+
+def test_a_look_that_shows_an_answer_tells_that_its_message_was_heard(controller, monkeypatch):
+    """Else the box drops the next message as a second press for this one."""
+    tab, ask, looks = owner(), ChatSession.ask, []
+    controller.attach(tab, None)
+
+    def held(chat, inputs):
+        ask(chat, inputs)
+        ended(chat)
+        looks.append(json.loads(controller.refresh(tab).next)["heard"])
+
+    monkeypatch.setattr(ChatSession, "ask", held)
+    controller.send(tab, turn("hi"))
+    assert looks == [1] and tab.heard == 1
+
+
+def test_why_a_message_was_refused_stands_until_something_else_is_said(controller):
+    """It went away where all was drawn anew, as on a slow link."""
+    tab = owner()
+    controller.attach(tab, None)
+    line = controller.refuse_send(tab, UsageError("The message is empty.")).live
+    assert "is empty" in line and controller.redraw(tab).live == line
+    controller.send(tab, turn("hi"))
+    ended(controller.session_of(tab))
+    assert "is empty" not in controller.redraw(tab).live
+    controller.refuse_send(tab, UsageError("The message is empty."))
+    controller.new(tab, {})
+    assert controller.redraw(tab).live == ""
 
 
 def test_a_view_that_came_late_does_not_empty_the_answer_that_runs(controller):

@@ -283,3 +283,11 @@ def test_a_result_is_plain_json_without_an_open_tag(session):
     shown = pictures(CompareController(session), CompareTab())
     line = to_line(shown[-1])
     assert "<" not in line and json.loads(line) == shown[-1]
+
+
+def test_what_other_programs_took_is_told_where_it_is_much(session):
+    found = result(session)
+    assert "Other programs" not in result_view(found)["how"]
+    stats = replace(found.drafted.stats, busy_seconds=found.drafted.stats.seconds * 0.7)
+    found = replace(found, drafted=replace(found.drafted, stats=stats))
+    assert "Other programs took 30% of the time: the speedup" in result_view(found)["how"]

@@ -2,19 +2,14 @@
 
 import json
 import sqlite3
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from support.conversations import TREES, ended, known, owner, turn
-from support.scripted import ScriptedRunner
+from support.conversations import TREES, ended, guest, known, owner, quick_session, turn
 from support.waiting import wait_for
 
-from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.session import Session
-from medusa_chat.ui.access.guard import GUEST_HEADER
 from medusa_chat.ui.chat import answer_run
 from medusa_chat.ui.chat import conversation_list as list_module
 from medusa_chat.ui.chat.browser_tab import Tab
@@ -24,10 +19,8 @@ from medusa_chat.ui.chat.session_store import MAX_GUEST_SESSIONS, MAX_SESSIONS, 
 
 @pytest.fixture
 def session():
-    session = Session(ScriptedRunner(delay=0.001, prefill=0.001, steps=5))
-    session.submit(LoadRequest()).done.wait(240)
-    yield session
-    session.close()
+    with quick_session() as made:
+        yield made
 
 
 @pytest.fixture
@@ -42,10 +35,6 @@ def server(session, history):
 
 def event(**data):
     return SimpleNamespace(_data=data)
-
-
-def guest():
-    return SimpleNamespace(headers={GUEST_HEADER: "1"}, username=None)
 
 
 def say(server, tab, text, **settings):
@@ -96,6 +85,26 @@ def test_an_old_answer_is_stepped_through_after_a_restart(server, session, histo
     assert json.loads(other.pick(again, event(step=2)))["step"]["index"] == 2
 
 
+def test_steps_behind_an_edited_answer_are_there_after_a_restart(server, session, history):
+    """What is said after an edit is said again by messages of new ids; the steps' files have the
+    old ones."""
+    tab = owner()
+    chat = say(server, tab, "hello")
+    say(server, tab, "again")
+    steps = chat.transcript.answers[3].steps
+    files = history.file.parent / "steps" / chat.id
+    wait_for(lambda: len(list(files.glob("*.jsonl.gz"))) == 2)
+    for text in ("Edited.", "And edited again."):
+        server.edit(tab, turn(text, row=1))
+    other, again = ChatController(session, TREES, history), Tab()
+    other.attach(again, known(tab))
+    text = json.loads(other.save_conversation(again, event(id=chat.id)))["text"]
+    assert text.endswith(f"\n\n*{made_by(chat.transcript.answers[3])}*\n")
+    other.choose(again, event(index=3))
+    assert other.session_of(again).transcript.messages[1]["content"] == "And edited again."
+    assert other.answer_of(again).steps == steps
+
+
 def test_what_has_no_steps_any_more_keeps_its_text(server, session, history):
     tab = owner()
     chat = say(server, tab, "hello")
@@ -127,6 +136,11 @@ def test_two_servers_on_one_data_folder_go_on_from_each_other(server, session, h
     assert len(found.transcript.tree.said) == 4 == len(view.history)
 
 
+def answers(runner, text):
+    """Whether a step of the answer to this message is there."""
+    return runner.prompts[-1][-1]["content"] == text and runner.last
+
+
 def test_an_answer_that_runs_keeps_what_another_server_says_meanwhile(server, session, history):
     one = owner()
     chat = say(server, one, "hello")
@@ -134,7 +148,7 @@ def test_an_answer_that_runs_keeps_what_another_server_says_meanwhile(server, se
     other.attach(two, known(one))
     session.runner.hold_at = 2
     server.send(one, turn("slow"))
-    wait_for(lambda: session.runner.last)
+    wait_for(lambda: answers(session.runner, "slow"))
     other.session_of(two).rename("their title")
     server.stop(one)
     ended(chat)
@@ -181,11 +195,10 @@ def test_what_both_say_at_once_is_kept(pair, session, history):
     session.runner.hold_at = 2
     for server, tab, text in ((first, one, "ours"), (other, two, "theirs")):
         server.send(tab, turn(text))
-    wait_for(lambda: session.runner.last)
-    first.stop(one)
-    ended(first.session_of(one))
-    other.stop(two)
-    ended(other.session_of(two))
+    for server, tab, text in ((first, one, "ours"), (other, two, "theirs")):
+        wait_for(lambda text=text: answers(session.runner, text))
+        server.stop(tab)
+        ended(server.session_of(tab))
     assert sorted(asked(history, id)) == ["hello", "ours", "theirs"]
     roles = [one.role for one in history.load(id).tree.said.values()]
     assert roles.count("assistant") == 3
@@ -346,6 +359,26 @@ def test_an_empty_conversation_is_neither_stored_nor_listed(server, history):
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
+def test_a_search_finds_all_words_anywhere_whatever_their_case_and_accents(server, is_owner):
+    tab = Tab()
+    server.attach(tab, None, None if is_owner else guest())
+    say(server, tab, "Where is a good Café?\nNear the Straße, in Łódź or Seoul (서울)")
+    server.new(tab, {})
+    say(server, tab, "cafe elsewhere")
+    found = {
+        "cafe": ["cafe elsewhere", "Where is a good Café?"],
+        "STRASSE  café": ["Where is a good Café?"],
+        "서울 good": ["Where is a good Café?"],
+        "strasse elsewhere": [],
+    }
+    for search, expected in found.items():
+        assert titles(server, tab.scope, search) == expected
+    excerpts = [one.excerpt for one in server.list.entries(tab.scope, "CAFE strasse")[0]]
+    assert excerpts == ["Near the Straße, in Łódź or Seoul (서울)"]
+    assert [one.excerpt for one in server.list.entries(tab.scope, "cafe")[0]] == ["", ""]
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
 def test_rename_search_delete_and_undo(server, history, is_owner):
     tab = Tab()
     server.attach(tab, None, None if is_owner else guest())
@@ -368,6 +401,31 @@ def test_rename_search_delete_and_undo(server, history, is_owner):
     assert len(history.all()) == (2 if is_owner else 0)
 
 
+def made_by(answer):
+    per_step = answer.tokens / len(answer.steps)
+    return f"scripted · {answer.rate:,.0f} tokens/s · {per_step:.1f} tokens a step"
+
+
+def bylines(view):
+    """What stands below the rows of a view: {row: words}."""
+    return {row: " · ".join(made) for row, *made in json.loads(view.versions)["bylines"]}
+
+
+def test_below_each_answer_stands_who_gave_it_after_a_restart_too(server, session, history):
+    tab = owner()
+    chat = say(server, tab, "hello")
+    say(server, tab, "again", vanilla=True)
+    one, two = (chat.transcript.answers[at] for at in (1, 3))
+    server.sessions.steps.delete(chat.id)  # the steps need not be there
+    other, again = ChatController(session, TREES, history), Tab()
+    found = bylines(other.attach(again, known(tab)))
+    assert found == {1: made_by(one), 3: f"scripted · {two.rate:,.0f} tokens/s · plain"}
+    server.edit(tab, turn("my own words", row=1))
+    assert bylines(server.redraw(tab)) == {3: found[3]}, "the user's words are no model's"
+    text = json.loads(server.save_conversation(tab, event(id=chat.id)))["text"]
+    assert text.endswith(f"\n\n*{found[3]}*\n") and text.count("scripted") == 1
+
+
 def test_a_conversation_is_saved_as_it_was_written(server):
     tab = owner()
     chat = say(server, tab, 'a/b: "c"\n<b>bold</b> *and* more')
@@ -378,7 +436,7 @@ def test_a_conversation_is_saved_as_it_was_written(server):
     question, answer = (message["content"] for message in chat.transcript.messages)
     assert line["text"] == (
         '# a/b: "c"\n\n## System prompt\n\nBe brief.\n\n'
-        f"## You\n\n{question}\n\n## medusa-chat\n\n{answer}\n"
+        f"## You\n\n{question}\n\n## medusa-chat\n\n{answer}\n\n*{made_by(chat.answer)}*\n"
     )
     assert "value" not in server.save_conversation(tab, event(id="of-nobody"))
     stranger = Tab()
@@ -398,15 +456,14 @@ def test_a_deleted_conversation_leaves_the_disk_after_a_while(server, history, m
     assert b"secret words" not in history.file.read_bytes()
 
 
-def test_a_second_deletion_has_its_own_while(server, history, monkeypatch):
-    monkeypatch.setattr(list_module, "UNDO_SECONDS", 0.3)
+def test_a_second_deletion_has_its_own_while(server, history):
     tab = owner()
     chat = say(server, tab, "pears")
     server.delete_conversation(tab, event(id=chat.id))
+    first = server.list._removals[chat.id]
     server.restore_conversation(tab, event(id=chat.id))
-    monkeypatch.setattr(list_module, "UNDO_SECONDS", 60)
     server.delete_conversation(tab, event(id=chat.id))
-    time.sleep(0.6)  # the first deletion's while is over
+    wait_for(lambda: not first.is_alive())  # it was given up, so that it ends at once
     server.restore_conversation(tab, event(id=chat.id))
     assert titles(server, tab.scope) == ["pears"]
 
@@ -497,7 +554,7 @@ def test_201_browsers_of_the_owner_and_480_guests_erase_nothing(server, session,
     assert len(history.all()) == MAX_SESSIONS + 2
     for number in range(480):
         tab = Tab()
-        server.attach(tab, json.dumps({"last": chat.id, "guest": OWNER}), guest())
+        server.attach(tab, json.dumps({"last": chat.id}), guest(f"{number}"))
         assert server.session_of(tab).is_empty
         shown = server.session_of(tab)
         shown.restore(kept)

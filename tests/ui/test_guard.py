@@ -1,12 +1,17 @@
 """The guard: who may ask, how much, and what every answer carries."""
 
 import asyncio
+import json
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote
 
+import gradio as gr
 import pytest
 
-from medusa_chat.ui.access.guard import HEADERS, Guard, name_of
+from medusa_chat.ui.access import guard, notices
+from medusa_chat.ui.access.guard import Guard, name_of
+from medusa_chat.ui.access.headers import HEADERS
 
 LOCAL = {"host": "127.0.0.1:7860"}
 
@@ -23,15 +28,16 @@ async def app(scope: dict, receive: Any, send: Any) -> None:
 
 
 def ask(
-    guard: Guard,
+    made: Guard,
     method: str = "GET",
     headers: dict[str, str] | Iterable[tuple[str, str]] = LOCAL,
     chunks: Iterable[bytes] = (b"",),
+    path: str = "/",
 ) -> tuple[int, dict[str, str], str]:
     """(status, headers, body) of one request whose body comes in chunks."""
     pairs = headers.items() if isinstance(headers, dict) else headers
     raw = [(name.encode(), value.encode()) for name, value in pairs]
-    scope = {"type": "http", "method": method, "path": "/", "headers": raw}
+    scope = {"type": "http", "method": method, "path": path, "headers": raw}
     chunks, sent = list(chunks), []
 
     async def receive() -> dict:
@@ -41,7 +47,7 @@ def ask(
     async def send(message: dict) -> None:
         sent.append(message)
 
-    asyncio.run(guard(scope, receive, send))
+    asyncio.run(made(scope, receive, send))
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(m.get("body", b"") for m in sent).decode()
 
@@ -96,8 +102,9 @@ def test_a_proxy_in_front_is_an_origin():
     assert ask(guard, headers={"host": "chat.example.com"})[0] == 200
 
 
-def test_large_bodies_are_refused_by_header_and_by_count():
-    guard = Guard(app, max_body=1000)
+def test_large_bodies_are_refused_by_header_and_by_count(monkeypatch):
+    monkeypatch.setattr("medusa_chat.ui.access.guard.MAX_BODY", 1000)
+    guard = Guard(app)
     assert ask(guard, "POST", LOCAL | {"content-length": "1001"}, [b"x"])[0] == 413
     assert ask(guard, "POST", LOCAL | {"content-length": "-1"}, [b"x"])[0] == 413
     assert ask(guard, "POST", LOCAL | {"content-length": "10"}, [b"x" * 600] * 2)[0] == 413
@@ -108,7 +115,7 @@ def test_every_answer_carries_the_security_headers():
     _, headers, _ = ask(Guard(app))
     assert {name.lower(): value for name, value in HEADERS.items()} == headers
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
-    assert "img-src 'self' data: blob:" in headers["content-security-policy"]
+    assert "img-src data: blob:" in headers["content-security-policy"]
 
 
 def test_a_websocket_from_elsewhere_is_closed():
@@ -124,3 +131,33 @@ def test_a_websocket_from_elsewhere_is_closed():
 
 def test_names_are_read_from_hosts():
     assert [name_of(h) for h in ("A.b:80", "[::1]:80", "x.", "")] == ["a.b", "::1", "x", ""]
+
+
+def test_what_gradios_queue_is_begun_with_is_nobodys():
+    asked = []
+
+    async def remember(scope: dict, receive: Any, send: Any) -> None:
+        asked.append(guard.ASKER.get())
+        await app(scope, receive, send)
+
+    for path in ("/gradio_api/startup-events", "/config"):
+        ask(Guard(remember), headers=LOCAL, path=path)
+    assert asked == [None, guard.OWNER]
+
+
+def test_what_an_event_tells_goes_to_its_browser_and_is_short():
+    notices.carry_notices()
+
+    async def tell(scope: dict, receive: Any, send: Any) -> None:
+        for number in range(20):
+            gr.Info(f"{number} \N{SNOWMAN}\n" + "x" * 2000)
+        await app(scope, receive, send)
+
+    _, headers, _ = ask(Guard(tell))
+    found = json.loads(unquote(headers[notices.HEADER]))
+    assert [text.split("\n")[0] for _, text, _ in found] == [
+        f"{number} \N{SNOWMAN}" for number in range(len(found))
+    ]
+    assert 2 < len(found) < 20 and found[0][0] == "info"
+    assert len(headers[notices.HEADER]) <= notices.MOST
+    assert notices.HEADER not in ask(Guard(app))[1]

@@ -23,6 +23,7 @@ from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.load_form import LoadChoices
 from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.status import phase_text, status_line
+from medusa_chat.units import gb
 
 OWNER = SimpleNamespace(headers={}, username=None)
 VISITOR = SimpleNamespace(headers={}, username=GUEST)
@@ -60,7 +61,7 @@ def home(tmp_path, monkeypatch):
 def controller(home):
     session = Session(Loader())
     session.submit(LoadRequest())
-    wait_for(lambda: session.state.status == "ready" and session.loaded)
+    wait_for(lambda: session.state.status == "ready" and session.lifecycle.loaded)
     made = ModelsController(session)
     yield made
     session.close()
@@ -76,7 +77,7 @@ def row_of(controller, name, text=""):
 
     def is_there():
         controller.refresh(tab, OWNER, text, *BOXES[1:])
-        rows = {Path(row["id"]).name: row for row in json.loads(tab.rows)["rows"]}
+        rows = {Path(row["id"]).name: row for row in json.loads(tab.shown[1])["rows"]}
         found.update(rows.get(name, {}))
         return found.get("memory") or found.get("problem")
 
@@ -87,7 +88,7 @@ def row_of(controller, name, text=""):
 def names_shown(controller, text):
     tab = ModelsTab(text=text)
     controller.refresh(tab, OWNER, text, *BOXES[1:])
-    return {Path(row["id"]).name for row in json.loads(tab.rows)["rows"]}
+    return {Path(row["id"]).name for row in json.loads(tab.shown[1])["rows"]}
 
 
 def test_files_of_lm_studio_and_llama_cpp_are_found_by_name(home):
@@ -98,6 +99,22 @@ def test_files_of_lm_studio_and_llama_cpp_are_found_by_name(home):
     }
     for file in found.values():
         assert file.bytes == Path(file.path).stat().st_size
+
+
+def test_a_split_file_is_one_row_with_the_bytes_of_all_its_parts(controller, home):
+    folder = home / ".lmstudio/models/them/split-GGUF"
+    first = write_gguf(folder / "a.gguf", tiny_model(), "Q8_0", split=5)
+    size = sum(part.stat().st_size for part in folder.iterdir())
+    assert [f.bytes for f in local_files() if f.path == str(first)] == [size]
+    facts = dict(row_of(controller, first.name)["facts"])
+    assert facts["GGUF"] == f"Q8_0, {gb(size)}"
+    assert not {p.name for p in folder.iterdir()} & names_shown(controller, "00002-of")
+
+
+def test_rules_of_splitting_text_that_are_not_known_stand_in_the_row(controller, home):
+    told = {"tokenizer__ggml__pre": "brand-new"}
+    path = write_gguf(home / ".lmstudio/models/new.gguf", tiny_model(), **told)
+    assert "rules called 'brand-new'" in dict(row_of(controller, path.name)["facts"])["note"]
 
 
 def test_the_cache_of_llama_cpp_may_lie_elsewhere(home, monkeypatch):
@@ -150,7 +167,10 @@ def test_what_was_converted_is_deleted_and_the_file_stays(controller, home, monk
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
     converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
     row = row_of(controller, "tiny-Q8_0.gguf")
-    assert row["delete"].startswith("Delete ") and "the model itself stays" in row["deletion"]
+    assert (
+        row["delete"].startswith("Delete converted copy: ")
+        and "the model itself stays" in row["deletion"]
+    )
     assert dict(row["facts"])["converted"].endswith(" here")
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
     assert " freed." in told[0] and path.is_file() and not kept_copies.kept()

@@ -51,7 +51,7 @@ def report(**changes) -> Inspection:
     """What an inspection finds of a backbone that reads 8192 tokens."""
     memory = dict.fromkeys(("fp32", "fp16", "int8", "nf4"), PARTS)
     values = ("x/y", None, None, "x/base", False, 0, 0, "llama", 8192, 64, memory, (), ())
-    return replace(Inspection(*values), **changes)
+    return replace(Inspection(*values, usual_context=8192), **changes)
 
 
 def machine(free: float, device: str = "cuda:0") -> Machine:
@@ -119,6 +119,9 @@ def test_memory_follows_the_context_up_to_what_the_model_reads():
     at = [bytes_for(PARTS, 8192, context) for context in (1024, 8192, 99_999)]
     assert at[0] < at[1] == at[2] == PARTS.total
     assert PARTS.total - at[0] == pytest.approx(PARTS.cache * 7168 / (8192 + 256), rel=0.05)
+
+    usual = estimates(report(usual_context=1024), None, None, MemoryTarget())  # of longrope
+    assert set(usual.values()) == {at[0]}
 
 
 def test_a_row_is_estimated_for_this_device_looked_up_or_not(tmp_path):
@@ -211,7 +214,7 @@ def test_a_path_that_is_not_there_has_a_row_that_says_so(name):
     entry = groups.typed[0]
     entry.detail = look_up(CheckpointKey(name), True)
     row = row_view("typed", entry, LoadChoices(name), Machine())
-    said = row["problem"].replace("\\\\", "\\")
+    said = row["problem"]
     assert name in said and "network" not in said and row["is_refused"]
 
 
@@ -435,7 +438,7 @@ class Loader(ScriptedRunner):
 def session():
     made = Session(Loader())
     made.submit(LoadRequest())
-    wait_for(lambda: made.state.status == "ready" and made.loaded)
+    wait_for(lambda: made.state.status == "ready" and made.lifecycle.loaded)
     yield made
     made.runner.gate.set()
     made.close()
@@ -451,7 +454,7 @@ def test_a_choice_is_loaded_and_the_one_before_it_is_gone(session):
     picker = picker_for(session)
     picker.begin(NEW, CheckpointKey("someone/new-medusa")).join(30)
     assert picker.progress.stage == "done"
-    assert session.state.model.name == "someone/new-medusa" and session.loaded == NEW
+    assert session.state.model.name == "someone/new-medusa" and session.lifecycle.loaded == NEW
 
 
 def test_a_problem_that_is_seen_leaves_the_model_alone(session):
@@ -475,7 +478,7 @@ def test_after_a_load_that_fails_the_model_before_it_is_back(session, trouble, s
     picker.begin(NEW, CheckpointKey("someone/new-medusa")).join(30)
     assert picker.progress.stage == "failed" and said in picker.progress.error
     wait_for(lambda: session.state.status == "ready")
-    assert session.state.model.name == "demo" and session.loaded.checkpoint == "demo"
+    assert session.state.model.name == "demo" and session.lifecycle.loaded.checkpoint == "demo"
     assert session.runner.loaded == ["demo", "someone/new-medusa", "demo"]
 
 
@@ -577,7 +580,7 @@ def test_a_tab_is_sent_only_what_it_does_not_show(controller):
     assert json.loads(card)["loaded"]["name"] == "demo" and json.loads(rows)["rows"]
     wait_for(
         lambda: (
-            controller.view.session.memory
+            controller.view.session.lifecycle.memory
             and controller.catalog._workers == 0
             and not controller.catalog._is_listing
         )
@@ -592,7 +595,7 @@ def test_a_click_loads_the_row_with_what_the_boxes_say(controller, session):
     card, _ = controller.load_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *boxes)
     assert json.loads(card)["stage"] != "idle"
     wait_for(lambda: controller.picker.progress.stage == "done")
-    assert session.loaded == LoadRequest("someone/new-medusa", None, "nf4", "auto", 2048)
+    assert session.lifecycle.loaded == LoadRequest("someone/new-medusa", None, "nf4", "auto", 2048)
 
 
 def test_only_the_tab_that_asked_is_told_that_a_load_failed(session):
@@ -603,15 +606,15 @@ def test_only_the_tab_that_asked_is_told_that_a_load_failed(session):
     wait_for(lambda: controller.picker.progress.stage == "failed")
     controller.refresh(mine, OWNER, *BOXES)
     controller.refresh(other, OWNER, *BOXES)
-    assert json.loads(mine.card)["stage"] == "failed" and "hidden size" in mine.card
-    assert json.loads(other.card)["stage"] == "idle" and "hidden size" not in other.card
+    assert json.loads(mine.shown[0])["stage"] == "failed" and "hidden size" in mine.shown[0]
+    assert json.loads(other.shown[0])["stage"] == "idle" and "hidden size" not in other.shown[0]
 
 
 def test_a_preset_is_loaded_with_the_base_it_was_trained_for(controller, session):
     preset = model_preset("leptonai/TinyLlama-1.1B-Chat-v1.0-4heads")
     controller.load_model(ModelsTab(), event(id=preset.id), OWNER, *BOXES)
     wait_for(lambda: controller.picker.progress.stage == "done")
-    assert session.loaded.backbone == preset.base
+    assert session.lifecycle.loaded.backbone == preset.base
 
 
 @pytest.mark.parametrize(
@@ -647,7 +650,7 @@ def test_a_cached_one_is_deleted_and_its_bytes_are_told(controller, server, monk
 
 def test_memory_is_asked_of_the_models_process_in_its_turn(session):
     session.measure_memory()
-    assert wait_for(lambda: session.memory) == DeviceMemory("cpu", 8 * GB, 16 * GB)
+    assert wait_for(lambda: session.lifecycle.memory) == DeviceMemory("cpu", 8 * GB, 16 * GB)
 
 
 def test_the_state_after_a_failed_first_load_still_takes_another():

@@ -110,13 +110,13 @@ def test_the_stream_brings_every_step_once_with_its_tree(controller):
 
 
 def test_a_pace_asks_for_its_nodes_unless_the_settings_have_some(controller):
-    model = controller.session.state.model
-    most = len(model.tree_facts.choices) + 1
-    assert Pace(True, 20).of(turn(), model).settings.nodes == 20
-    assert Pace(True, 200).of(turn(), model).settings.nodes == most
-    assert Pace(True, 20).of(turn(nodes=3), model).settings.nodes == 3
-    assert Pace(True, 20).of(turn(vanilla=True), model).settings.nodes is None
-    assert Pace(True).of(turn(), model).settings.nodes is None
+    session = controller.session
+    most = len(session.state.model.tree_facts.choices) + 1
+    assert Pace(True, 20).of(turn(), session).settings.nodes == 20
+    assert Pace(True, 200).of(turn(), session).settings.nodes == most
+    assert Pace(True, 20).of(turn(nodes=3), session).settings.nodes == 3
+    assert Pace(True, 20).of(turn(vanilla=True), session).settings.nodes is None
+    assert Pace(True).of(turn(), session).settings.nodes is None
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,15 @@ def test_of_two_choices_the_later_one_counts_whichever_comes_first():
 
 def test_only_the_demo_starts_with_a_show(controller):
     assert usual_pace(controller.session) == Pace()
-    demo = SimpleNamespace(state=SimpleNamespace(model=SimpleNamespace(name="demo")))
-    demo.requested = None
+    none = SimpleNamespace(requested=None)
+    state = SimpleNamespace(model=SimpleNamespace(name="demo"))
+    demo = SimpleNamespace(state=state, lifecycle=none)
     assert usual_pace(demo) == Pace(True, 64)
+    asked = SimpleNamespace(requested=LoadRequest("demo"))
+    coming = SimpleNamespace(state=SimpleNamespace(model=None), lifecycle=asked)
+    assert usual_pace(coming).of(turn(), coming).settings.nodes == 64  # sent before it is loaded
+    asked.requested = LoadRequest("other")
+    assert Pace(True, 20).of(turn(), coming).settings.nodes is None
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +161,9 @@ def demo():
 def shown_steps(demo, prompt: str, seed: int) -> list[Step]:
     """What a click shows: the page's temperature, the nodes that the show asks for."""
     worker, model = demo
-    session = SimpleNamespace(state=SimpleNamespace(model=model), requested=None)
-    settings = usual_pace(session).of(turn(prompt, temperature=0.7), model).settings
+    none = SimpleNamespace(requested=None)
+    session = SimpleNamespace(state=SimpleNamespace(model=model), lifecycle=none)
+    settings = usual_pace(session).of(turn(prompt, temperature=0.7), session).settings
     settings = replace(settings, seed=seed)
     messages = [{"role": "user", "content": prompt}]
     events = worker.handle(Reply(messages, settings), lambda: False)

@@ -1,11 +1,15 @@
 """The public link without a browser: who comes in, with what, for how long."""
 
+import asyncio
 import contextlib
 import json
+import logging
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,9 +22,11 @@ from medusa_chat.messages import LoadRequest, ModelInfo
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
+from medusa_chat.ui.access import connections, guard, login_limit
+from medusa_chat.ui.access import password as passwords
 from medusa_chat.ui.access import tunnel as tunnels
 from medusa_chat.ui.access.login_limit import Throttle
-from medusa_chat.ui.access.password import COOKIE, SLOW_DOWN
+from medusa_chat.ui.access.password import COOKIE
 from medusa_chat.ui.access.share import Share, ShareState, share_view
 from medusa_chat.ui.access.tunnel import ShareError, Tunnel
 from medusa_chat.ui.page.status import status_line
@@ -212,6 +218,14 @@ def test_a_long_name_keeps_its_end_in_the_bar_and_is_whole_in_the_reason():
 # ---- the door, on the real page ----
 
 
+def log_in(opened: page.Page) -> httpx.Client:
+    """The owner's browser, at the page's own address."""
+    httpx.post(f"{opened.url}login", data={"username": "me", "password": "local-secret"})
+    token = next(iter(t for t, user in opened.blocks.app.tokens.items() if user == "me"))
+    cookie = f"access-token-{opened.blocks.app.cookie_id}={token}"
+    return httpx.Client(base_url=opened.url, headers={"cookie": cookie})
+
+
 @pytest.fixture(scope="module")
 def opened() -> Iterator[page.Page]:
     session = Session(ScriptedRunner(delay=0, prefill=0, steps=3))
@@ -300,21 +314,29 @@ def test_the_key_of_the_qr_code_opens_and_leaves_the_address(shared):
         assert client.get("/?key=wrong").status_code == 401
 
 
-def test_wrong_passwords_are_slowed_down_and_the_key_still_opens(shared):
+def test_many_wrong_passwords_make_everybody_wait_and_shut_nobody_out(shared, monkeypatch):
+    """30 of them, from addresses that a stranger makes up, kept the right one from opening."""
     opened, tunnel = shared
     opened.guests._app.throttle = Throttle()
+    waited, usual, a_moment = [], asyncio.sleep, 0.00123
+
+    async def sleep(seconds: float, *args: Any) -> None:
+        waited.append(seconds)
+        await usual(seconds, *args)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(login_limit, "WAIT_SECONDS", a_moment)
     with guest(tunnel) as client:
-        there = {"x-forwarded-for": "9.9.9.9, 1.2.3.4"}
-        for _ in range(5):
-            answer = come_in(client, "wrong", **there)
+        for n in range(30):
+            answer = come_in(client, "wrong", **{"x-forwarded-for": f"9.9.9.9, 1.2.3.{n}"})
             assert answer.status_code == 401 and 'role="alert"' in answer.text
-        answer = come_in(client, opened.share.link.password, **there)
-        assert answer.status_code == 429 and SLOW_DOWN in answer.text
-        made_up = {"x-forwarded-for": "8.8.8.8, 1.2.3.4"}
-        assert come_in(client, "wrong", **made_up).status_code == 429
-        elsewhere = {"x-forwarded-for": "5.6.7.8"}
-        assert come_in(client, opened.share.link.password, **elsewhere).status_code == 303
-        assert client.get(f"/?key={opened.share.link.key}", headers=there).status_code == 303
+        assert a_moment not in waited
+        anywhere = {"x-forwarded-for": "5.6.7.8"}
+        assert come_in(client, "wrong", **anywhere).status_code == 401
+        assert come_in(client, opened.share.link.password, **anywhere).status_code == 303
+        assert waited.count(a_moment) == 2  # right and wrong ones take as long
+        assert client.get(f"/?key={opened.share.link.key}", headers=anywhere).status_code == 303
+        assert waited.count(a_moment) == 2
     opened.guests._app.throttle = Throttle()
 
 
@@ -379,6 +401,48 @@ def test_after_stop_everything_is_refused_in_one_sentence(shared):
     assert tunnel.closed == 1
 
 
+def test_connections_that_ask_for_nothing_shut_nobody_out(shared, monkeypatch):
+    """1,100 of them used up all files of the process, the owner's page too."""
+    opened, tunnel = shared
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    head = f"POST /enter HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 50\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for n in range(60):  # silent ones, ones amid their headers, ones amid their body
+            silent = socket.create_connection(("127.0.0.1", tunnel.port))
+            stack.enter_context(silent).sendall((b"", head, head + b"\r\nhalf")[n % 3])
+        with guest(tunnel) as client:
+            assert come_in(client, opened.share.link.password).status_code == 303
+            assert len(opened.guests._server.server_state.connections) <= 20
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(shared, monkeypatch):
+    opened, tunnel = shared
+    monkeypatch.setattr(passwords, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
+    with guest(tunnel) as client:
+        come_in(client, opened.share.link.password)
+        cookie = client.headers["cookie"]
+    own = urlsplit(opened.url).netloc
+    for port, host, path in (
+        (tunnel.port, HOST, "/enter"),
+        (tunnel.port, HOST, "/gradio_api/run/predict"),
+        (int(own.partition(":")[2]), own, "/login"),
+    ):
+        lines = (f"POST {path} HTTP/1.1", f"Host: {host}", f"Cookie: {cookie}")
+        asked = "\r\n".join((*lines, "Content-Length: 50", "", "half of it"))
+        with socket.create_connection(("127.0.0.1", port), timeout=240) as slow:
+            slow.sendall(asked.encode())
+            answer = b"".join(iter(lambda: slow.recv(4096), b""))  # until it is closed
+        assert answer.startswith(b"HTTP/1.1 408") and b"too long" in answer, path
+
+
+def test_who_is_not_logged_in_sends_no_large_body(opened):
+    with httpx.Client(base_url=opened.url) as stranger, log_in(opened) as owner:
+        large = {"content": b"x" * 65 * 1024}
+        assert stranger.post("/gradio_api/run/predict", **large).status_code == 413
+        assert owner.post("/gradio_api/run/predict", **large).status_code == 422
+
+
 def test_a_stream_to_a_guest_ends_with_the_link(shared):
     opened, tunnel = shared
     with guest(tunnel) as client:
@@ -388,6 +452,27 @@ def test_a_stream_to_a_guest_ends_with_the_link(shared):
                 assert stream.status_code == 200
                 opened.share.stop()
                 stream.read()  # by itself it would last for ever
+
+
+def test_an_answer_that_the_end_of_the_link_cuts_short_is_no_error(opened, monkeypatch):
+    """It ended with a traceback in the terminal: OSError: the share link has ended."""
+    opened.share._open = tunnel = FakeTunnel()
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handle", logged.append)
+
+    async def ending(scope, receive, send):
+        if scope["path"] == "/begun":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        opened.share.stop()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    monkeypatch.setattr(opened.guests._app, "app", ending)
+    for path, status in (("/begun", 200), ("/not-begun", 410)):
+        opened.share.begin(1).join()
+        with guest(tunnel) as client:
+            come_in(client, opened.share.link.password)
+            assert client.get(path).status_code == status
+    assert logged == []
 
 
 def fn_index(config: dict, name: str) -> int:
@@ -410,17 +495,57 @@ def test_only_the_owner_may_share_and_see_the_link(shared):
                 assert answer.json()["data"][-1] == ""
                 assert link.password not in answer.text
         assert opened.share.link is link
-    with httpx.Client(base_url=opened.url) as owner:
-        owner.post("login", data={"username": "me", "password": "local-secret"})
-        token = next(iter(t for t, user in opened.blocks.app.tokens.items() if user == "me"))
-        owner.headers["cookie"] = f"access-token-{opened.blocks.app.cookie_id}={token}"
-        body["fn_index"] = fn_index(config, "refresh")
+    with log_in(opened) as owner:
+        body |= {"fn_index": fn_index(config, "refresh"), "session_hash": "of the owner"}
         answer = owner.post("gradio_api/run/predict", json=body)
         assert link.password in answer.text
         # what lets guests past the login does not make an owner at the page's own address
         ticket = opened.guests._app.ticket
         answer = owner.post("gradio_api/run/predict", json=body, headers={"cookie": ticket})
         assert answer.json()["data"][-1] == ""
+
+
+def call(client: httpx.Client, opened: page.Page, name: str, tab: str, *data) -> httpx.Response:
+    """An event of the chat, as the browser tab of that session hash posts it."""
+    fns = opened.blocks.fns.values()
+    fn = next(fn for fn in fns if name in (fn.api_name, *(event for _, event in fn.targets)))
+    values = [*data, *([None] * len(fn.inputs))][: len(fn.inputs)]
+    body = {"fn_index": fn._id, "data": values, "session_hash": tab}
+    return client.post("/gradio_api/run/predict", json=body)
+
+
+def test_a_browser_that_comes_in_again_is_the_same_guest(shared):
+    opened, tunnel = shared
+    with guest(tunnel) as client, guest(tunnel) as other:
+        come_in(client, opened.share.link.password)
+        mine = call(client, opened, "come", "tab1").text
+        again = client.get(f"/?key={opened.share.link.key}")
+        assert client.headers["cookie"] == again.headers["set-cookie"].split(";")[0]
+        come_in(other, opened.share.link.password)
+        assert other.headers["cookie"] != client.headers["cookie"]
+        id = re.search(r'conversation\\":\\"([^"\\]+)', mine)[1]
+        known = json.dumps({"last": id})
+        assert id in call(client, opened, "come", "tab2", None, known).text
+        assert id not in call(other, opened, "come", "tab3", None, known).text
+
+
+def test_the_name_and_the_key_of_a_tab_are_worth_nothing_to_another_visitor(shared):
+    opened, tunnel = shared
+    with guest(tunnel) as client, guest(tunnel) as other, log_in(opened) as owner:
+        come_in(client, opened.share.link.password)
+        come_in(other, opened.share.link.password)
+        visitors = {"owners": owner, "guests": client, "others": other}
+        for tab, visitor in visitors.items():
+            answer = call(visitor, opened, "come", tab)
+            key = re.search(r'key\\":\\"([^"\\]+)', answer.text)[1]
+            for name, stranger in visitors.items():
+                status = 200 if name == tab else 403
+                assert call(stranger, opened, "tick", tab).status_code == status, (tab, name)
+                body = {"fn_index": 0, "data": [], "session_hash": tab}
+                joined = stranger.post("/gradio_api/queue/join", json=body)
+                assert (joined.status_code == 403) == (name != tab)
+                live = stranger.get("/live", headers={"x-medusa-tab": key})
+                assert live.status_code == (200 if name == tab else 404)
 
 
 def test_the_local_login_is_slowed_down_too(opened):

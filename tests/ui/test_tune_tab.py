@@ -21,7 +21,7 @@ from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.shapes import cartesian
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.tune.roofline import roof_view, setting_of
-from medusa_chat.ui.tune.tab import FIRST, TuneController, TuneTab
+from medusa_chat.ui.tune.tab import FIRST, TuneController
 from medusa_chat.ui.tune.view import tune_view
 
 OWNER = SimpleNamespace(headers={}, username=None)
@@ -152,7 +152,7 @@ def poor_chats(controller: TuneController) -> None:
 def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "hold_at", 0)
     job = controller.session.submit(Reply("slow", GenerationSettings()))
-    seen = TuneTab()
+    seen = ["", ""]
     line = json.loads(controller.measure(seen, OWNER)[0])
     assert line["work"]["running"] and "waiting, 1 ahead" in line["work"]["text"]
     first = controller._asked
@@ -165,7 +165,7 @@ def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monk
 
 
 def test_a_look_sends_only_what_has_changed(controller):
-    seen = TuneTab()
+    seen = ["", ""]
     assert json.loads(controller.refresh(seen, OWNER)[0])["model"] == "scripted"
     assert controller.refresh(seen, OWNER) == ({"__type__": "update"},) * 2
 
@@ -174,11 +174,11 @@ def test_a_better_tree_is_offered_used_and_given_back(controller):
     poor_chats(controller)
     offer = controller.view()["offer"]
     assert offer["text"].startswith("A better tree for your chats: expected ")
-    controller.use_offer(TuneTab(), OWNER)
+    controller.use_offer(["", ""], OWNER)
     view = ended(controller)
     assert view["work"]["text"] == "Your personal tree is used from the next answer on."
     assert view["tree"]["personal"] and controller.session.runner.trees[-1] is not None
-    controller.use_stored(TuneTab(), OWNER)
+    controller.use_stored(["", ""], OWNER)
     view = ended(controller)
     assert not view["tree"]["personal"] and controller.session.runner.trees[-1] is None
 
@@ -187,16 +187,16 @@ def test_a_guest_changes_nothing(controller):
     poor_chats(controller)
     asked, trees = controller._asked, list(controller.session.runner.trees)
     for event in (controller.measure, controller.use_offer, controller.use_stored):
-        assert json.loads(event(TuneTab(), VISITOR)[0])["guest"]
+        assert json.loads(event(["", ""], VISITOR)[0])["guest"]
     assert controller._asked is asked and controller.session.runner.trees == trees
 
 
 def test_without_an_offer_or_a_model_nothing_is_done(controller):
-    controller.use_offer(TuneTab(), OWNER)
+    controller.use_offer(["", ""], OWNER)
     assert controller._asked is None
     empty = Session(runner_of())
     bare = TuneController(empty, PersonalTrees(empty))
-    assert "No model is loaded" in json.loads(bare.use_stored(TuneTab(), OWNER)[0])["text"]
+    assert "No model is loaded" in json.loads(bare.use_stored(["", ""], OWNER)[0])["text"]
     assert bare._asked is None
 
 
@@ -206,7 +206,7 @@ def test_a_measurement_that_fails_says_why(controller, monkeypatch):
         yield
 
     monkeypatch.setattr(controller.session.runner, "run", broken)
-    controller.measure(TuneTab(), OWNER)
+    controller.measure(["", ""], OWNER)
     work = ended(controller)["work"]
     assert work["failed"] and "the steps cannot be timed" in work["text"]
     assert controller.session.state.status == "ready"

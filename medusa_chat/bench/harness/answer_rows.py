@@ -1,8 +1,7 @@
 """Rows about answers: tokens a step, speed, and what can be said of their quality."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
+from itertools import pairwise
 from math import fsum
 from statistics import fmean
 
@@ -14,31 +13,27 @@ from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.training.accuracy import states_of
 
 
-def per_step(name: str, runs: Sequence[Run], command: str, note: str = "") -> Row:
+def per_step(name: str, runs: Sequence[Run], note: str = "") -> Row:
     """Tokens a step over all answers; the minimum and the maximum are of single answers."""
     mean = fsum(run.stepped for run in runs) / sum(run.steps for run in runs)
-    found = row(name, [run.per_step for run in runs], "tokens/step", command, note=note)
-    return {**found, "value": mean}
+    return row(name, [run.per_step for run in runs], "tokens/step", note=note, value=mean)
 
 
-def speed(
-    name: str, runs: Sequence[Run], baseline: Sequence[Run], command: str, against: str = "plain"
-) -> Row:
+def speed(name: str, runs: Sequence[Run], baseline: Sequence[Run], against: str = "plain") -> Row:
     """Tokens a second, and the ratio to the baseline's on the same questions. against: the name of
     the baseline."""
     rates = {id(run.question): run.rate for run in baseline}
     pairs = [(run.rate, rates[id(run.question)]) for run in runs if id(run.question) in rates]
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    return row(name, ours, "tokens/s", command, against, theirs)
+    return row(name, ours, "tokens/s", against, theirs)
 
 
-def quality(context: BenchContext, name: str, runs: Sequence[Run], command: str) -> Iterator[Row]:
+def quality(context: BenchContext, name: str, runs: Sequence[Run]) -> Iterator[Row]:
     """What can be measured of answers without a judge: how probable and how varied they are."""
-    put = partial(row, command=command)
-    yield put(f"{name}: log-likelihood", likelihood(context, runs), "nats/token")
-    values = distinct(runs)
+    yield row(f"{name}: log-likelihood", likelihood(context, runs), "nats/token")
+    values = distinct_pairs(runs)
     if values:
-        yield put(f"{name}: distinct-2", [fmean(values)], "share")
+        yield row(f"{name}: distinct-2", [fmean(values)], "share")
 
 
 def likelihood(context: BenchContext, runs: Sequence[Run]) -> list[float]:
@@ -58,11 +53,11 @@ def likelihood(context: BenchContext, runs: Sequence[Run]) -> list[float]:
     return found
 
 
-def distinct(runs: Sequence[Run], n: int = 2) -> list[float]:
-    """For each answer the share of its n-grams that are different; shorter answers are left out."""
+def distinct_pairs(runs: Sequence[Run]) -> list[float]:
+    """For each answer the share of its pairs of tokens that are different; one token has none."""
     found = []
     for run in runs:
-        grams = Counter(run.tokens[i : i + n] for i in range(len(run.tokens) - n + 1))
-        if grams:
-            found.append(len(grams) / grams.total())
+        pairs = list(pairwise(run.tokens))
+        if pairs:
+            found.append(len(set(pairs)) / len(pairs))
     return found

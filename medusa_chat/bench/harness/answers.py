@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.decoding.events import Finished, Told
+from medusa_chat.decoding.events import Finished, Prefilled, Step, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.runtime.reply import resolve, with_times_and_text
-from medusa_chat.training.conversations import read_conversations
+from medusa_chat.training.conversations import Conversation, read_conversations
+from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
 GOLDEN = (5**0.5 - 1) / 2
@@ -32,13 +34,16 @@ def asked_texts(context: BenchContext) -> list[tuple[str, str]]:
     """(text, category) of the first question of each row of --prompts, or the six own prompts; of
     many --questions, evenly spread. Raises UsageError."""
     if context.prompts is None:
-        texts = [(text, "") for text in PROMPTS]
-    else:
-        rows = read_conversations(context.prompts, prompts=True)
-        texts = [(found.asked[0], found.category) for found in rows if found.asked]
-    if not texts:
-        raise UsageError(f"{context.prompts} holds no prompt: give another file as --prompts")
-    return spread(texts, context.questions)
+        return spread([(text, "") for text in PROMPTS], context.questions)
+    return [(row.asked[0], row.category) for row in asked_rows(context, context.prompts)]
+
+
+def asked_rows(context: BenchContext, file: Path) -> list[Conversation]:
+    """The rows of a file of questions; of many --questions, evenly spread. Raises UsageError."""
+    rows = list(read_conversations(file, prompts=True))
+    if not rows:
+        raise UsageError(f"{file} holds no prompt: give another file as --prompts")
+    return spread(rows, context.questions)
 
 
 def spread(values: Sequence[T], count: int | None) -> list[T]:
@@ -50,6 +55,12 @@ def spread(values: Sequence[T], count: int | None) -> list[T]:
 def spread_order(count: int) -> list[int]:
     """0 to count - 1 so that the first few are spread evenly, however few they are."""
     return sorted(range(count), key=lambda number: (number * GOLDEN) % 1.0)
+
+
+def rotated(values: Sequence[T], number: int) -> list[T]:
+    """The values from the one with this number on, those before it behind."""
+    at = number % len(values)
+    return [*values[at:], *values[:at]]
 
 
 def questions(context: BenchContext) -> list[Question]:
@@ -64,8 +75,15 @@ def question_of(context: BenchContext, text: str, category: str = "") -> Questio
     return Question(ids, category)
 
 
-def answer(context: BenchContext, question: Question, variant: Variant) -> Run | None:
-    """One answer from an empty cache; None where the context has no space for it."""
+def answer(
+    context: BenchContext,
+    question: Question,
+    variant: Variant,
+    details: bool = False,
+    counts: AcceptanceCounts | None = None,
+) -> Run | None:
+    """One answer from an empty cache; None where the context has no space for it. details: whether
+    its steps record their drafts, from which `counts` is added to."""
     loaded, engine = context.loaded, context.loaded.engine
     drafter_name = "none" if len(variant.tree) == 1 else "medusa"
     nodes, most = len(variant.tree), context.max_new_tokens
@@ -74,10 +92,15 @@ def answer(context: BenchContext, question: Question, variant: Variant) -> Run |
     )
     engine.forget()
     try:
-        drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details=False)
-        return _run(question, engine.generate(question.ids, drafter, settings, details=False))
+        drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details)
+        events = list(engine.generate(question.ids, drafter, settings, details))
     except ContextError:
         return None
+    if counts is not None:
+        (first,) = (event for event in events if isinstance(event, Prefilled))
+        steps = [event for event in events if isinstance(event, Step)]
+        counts.add_answer(first, steps, loaded.info.heads)
+    return run_of(question, events)
 
 
 def page_answer(
@@ -86,18 +109,25 @@ def page_answer(
     """As `answer`, the way the page and `generate` decode: with details, texts and the budget of
     nodes that the tuner's times allow. settings: as a user asks for them. keeps: what the cache
     holds of the prompt is not read again."""
+    try:
+        return page_run(context, question, settings, keeps)
+    except ContextError:
+        return None
+
+
+def page_run(
+    context: BenchContext, question: Question, settings: GenerationSettings, keeps: bool = False
+) -> Run:
+    """As `page_answer`. Raises ContextError where the context has no space for an answer."""
     loaded, asked = context.loaded, replace(settings, max_new_tokens=context.max_new_tokens)
     resolved, drafter = resolve(loaded, asked)
     if not keeps:
         loaded.engine.forget()
     events = loaded.engine.generate(question.ids, drafter, resolved)
-    try:
-        return _run(question, with_times_and_text(loaded, events))
-    except ContextError:
-        return None
+    return run_of(question, with_times_and_text(loaded, events))
 
 
-def _run(question: Question, events: Iterable[Told]) -> Run:
+def run_of(question: Question, events: Iterable[Told]) -> Run:
     """An answer's events as a Run."""
     *_, last = events
     assert isinstance(last, Finished)
@@ -113,6 +143,28 @@ def answer_all(
     return rotate(context, asked, functions)
 
 
+def fastest_of_rounds(
+    context: BenchContext,
+    asked: Sequence[Question],
+    functions: Mapping[str, AnswerFunction],
+    rounds: int,
+) -> dict[str, list[Run]]:
+    """Of every answer the fastest of some rounds of `rotate`, which all have the same tokens."""
+    found: dict[str, list[Run]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, runs in rotate(context, asked, functions).items():
+            found[name] += runs
+    return {name: list(fastest(runs).values()) for name, runs in found.items()}
+
+
+def fastest(runs: Iterable[Run]) -> dict[int, Run]:
+    """The fastest timed answer to each question, by the question's id."""
+    found: dict[int, Run] = {}
+    for run in sorted((run for run in runs if run.is_timed), key=lambda run: -run.seconds):
+        found[id(run.question)] = run
+    return found
+
+
 def rotate(
     context: BenchContext, asked: Sequence[Question], functions: Mapping[str, AnswerFunction]
 ) -> dict[str, list[Run]]:
@@ -121,11 +173,9 @@ def rotate(
     without space for an answer, and answers without a step, are left out. Raises UsageError where a
     function has no answer left."""
     found: dict[str, list[Run]] = {name: [] for name in functions}
-    names = list(functions)
     for number, question in enumerate(asked):
         context.progress(f"question {number + 1} of {len(asked)}")
-        for turn in range(len(names)):
-            name = names[(turn + number) % len(names)]
+        for name in rotated(list(functions), number):
             run = functions[name](question)
             if run is not None and run.is_timed:
                 found[name].append(run)

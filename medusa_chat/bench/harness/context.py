@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.trees.auto_tree import source_tree
 from medusa_chat.trees.presets import load_tree
 from medusa_chat.units import number
 
@@ -67,6 +70,24 @@ class BenchContext:
     def command(self) -> str:
         """The command line that measures our own contestants."""
         return f"medusa-chat bench --tree {self.tree} --max-new-tokens {self.max_new_tokens}"
+
+    @property
+    def source(self) -> Tree:
+        """The whole tree that `--tree auto` cuts."""
+        return source_tree(self.loaded.calibration, self.loaded.info.heads)
+
+    @property
+    def chosen_tree(self) -> Tree:
+        """The tree that `--tree auto` decodes with, of --nodes nodes where they are given."""
+        return self.source.head(min(self.nodes or self.loaded.info.nodes, len(self.source)))
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Seconds of a call, with the device's work."""
+        self.synchronise()
+        started = perf_counter()
+        call()
+        self.synchronise()
+        return perf_counter() - started
 
     def synchronise(self) -> None:
         """Wait until the device has finished its work."""

@@ -25,21 +25,6 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DRAFT_FOLDER = "draft"  # in the folder of the backbone
 
 
-@dataclass(frozen=True)
-class BaselineAnswer:
-    """One answer of `generate`. tokens: without the end token. seconds: of the whole call.
-
-    The other figures leave out the first pass, the prefill. steps: the passes after it. stepped:
-    the tokens they gave, an end token included. stepping: their seconds.
-    """
-
-    tokens: tuple[int, ...]
-    seconds: float
-    steps: int
-    stepped: int
-    stepping: float
-
-
 class PassTimer:
     """A streamer for `generate` that keeps the end of every pass (seconds) and the number of tokens
     it gave. The first entry is the prompt."""
@@ -66,28 +51,27 @@ class HFBaseline:
     max_new_tokens: int
     context: int
 
-    def answer(self, ids: list[int], **options: Any) -> BaselineAnswer:
-        """An answer, greedy unless the options of `generate` say otherwise. ids: the prompt, which
-        must leave space for a token in the context."""
-        timer = PassTimer()
-        prompt = torch.tensor([ids], device=self.model.device)
+    def answer(self, question: Question, **options: Any) -> tuple[Run, float]:
+        """An answer as a Run, without its first pass, the prefill; and the seconds of the whole
+        call. Greedy unless the options of `generate` say otherwise. The prompt must leave space for
+        a token in the context."""
+        timer, count = PassTimer(), len(question.ids)
+        prompt = torch.tensor([question.ids], device=self.model.device)
         started = perf_counter()
         out = self.model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=min(self.max_new_tokens, self.context - len(ids)),
+            max_new_tokens=min(self.max_new_tokens, self.context - count),
             eos_token_id=sorted(self.ends),
             pad_token_id=min(self.ends, default=0),
             streamer=timer,
             **({"do_sample": False} | options),
         )
-        found = out[0, len(ids) :].tolist()
+        found = out[0, count:].tolist()
         seconds = perf_counter() - started
         tokens = tuple(token for token in found if token not in self.ends)
-        stepping = timer.times[-1] - timer.times[1]
-        return BaselineAnswer(
-            tokens, seconds, len(timer.times) - 2, sum(timer.counts[2:]), stepping
-        )
+        stepped, stepping = float(sum(timer.counts[2:])), timer.times[-1] - timer.times[1]
+        return Run(question, tokens, len(timer.times) - 2, stepped, stepping), seconds
 
 
 def read_baseline(context: BenchContext, dtype: str) -> HFBaseline:
@@ -142,12 +126,9 @@ def _read(context: BenchContext, folder: str | Path, dtype: str) -> Any:
 def baseline_run(
     baseline: HFBaseline, question: Question, options: Mapping[str, Any]
 ) -> Run | None:
-    """An answer of `generate` as a Run, without its prefill; None where the context has no space
-    for one."""
-    if len(question.ids) >= baseline.context:
-        return None
-    found = baseline.answer(question.ids, **options)
-    return Run(question, found.tokens, found.steps, float(found.stepped), found.stepping)
+    """The Run of an answer of `generate`; None where the context has no space for one."""
+    has_room = len(question.ids) < baseline.context
+    return baseline.answer(question, **options)[0] if has_room else None
 
 
 def sampling(settings: GenerationSettings) -> dict[str, Any]:

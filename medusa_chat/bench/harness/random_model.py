@@ -15,7 +15,6 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.prepare import is_native, prepare
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
-from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
@@ -75,6 +74,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         *(device, precision, is_native(backend), model.config.to_dict()),
         *(expected_tokens(None, shape.heads), sum(p.numel() for p in heads.parameters())),
     )
+    backbone = backend.backbone
     tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,
@@ -87,7 +87,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         tree="auto",
         nodes=len(tree),
         tree_reason=why,
-        memory_bytes=_held_bytes(backend.backbone, model, heads),
+        memory_bytes=held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes,
         notes=(reason, *notes),
     )
     texts: Any = None  # no token is ever turned into text
@@ -127,11 +127,6 @@ def random_heads(shape: RandomModel, device: torch.device, dtype: torch.dtype) -
         heads = MedusaHeads(shape.heads, shape.hidden, vocabulary=vocabulary, dtype=dtype)
     _fill(heads.named_parameters())
     return heads
-
-
-def _held_bytes(backbone: Backbone, model: Any, heads: MedusaHeads) -> int:
-    """Weights, heads and cache."""
-    return held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes
 
 
 @torch.no_grad()

@@ -76,9 +76,7 @@ class Figures:
     @property
     def overhead(self) -> float:
         """Time of a step over the baseline's time of a token."""
-        return _mean_step(self.ours) / (
-            fsum(run.seconds for run in self.base) / fsum(run.stepped for run in self.base)
-        )
+        return mean_step(self.ours) * rate(self.base)
 
     @property
     def speedup(self) -> float:
@@ -96,7 +94,8 @@ class Report:
     answered: list[Answered] = field(default_factory=list)
 
 
-def _mean_step(runs: Sequence[Run]) -> float:
+def mean_step(runs: Sequence[Run]) -> float:
+    """Seconds of a step of all answers together."""
     return fsum(run.seconds for run in runs) / sum(run.steps for run in runs)
 
 

@@ -11,17 +11,19 @@ def row(
     name: str,
     values: Sequence[float],
     unit: str,
-    command: str,
     against: str | None = None,
     baseline: Sequence[float] | None = None,
     note: str = "",
+    value: float | None = None,
+    command: str = "",
 ) -> Row:
-    """One row. values: one for each round. baseline: the values of `against`, whose ratios round by
-    round have `ratio` as their median. note: what a reader must know."""
+    """One row. values: one for each round, or for each answer. baseline: the values of `against`,
+    whose ratios round by round have `ratio` as their median. note: what a reader must know. value:
+    where it is not the median. command: what measures it, where that is not `--study NAME`."""
     ratio = median(a / b for a, b in zip(values, baseline, strict=True)) if baseline else None
     return {
         "name": name,
-        "value": median(values),
+        "value": median(values) if value is None else value,
         "unit": unit,
         "min": min(values),
         "max": max(values),

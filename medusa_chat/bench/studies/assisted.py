@@ -21,12 +21,11 @@ from medusa_chat.bench.harness.hf_baseline import (
 )
 from medusa_chat.bench.harness.report_data import Figures, Question, Run, rate
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
+from medusa_chat.bench.studies.paper_figures import GREEDY
 from medusa_chat.units import number
 
 LENGTHS = tuple(range(1, 9))  # draft tokens a step
 GENERATE, PLAIN, MEDUSA = "transformers generate", "plain decoding", "medusa"
-COMMAND = "medusa-chat bench --study assisted"
 
 
 def assisted(context: BenchContext) -> Iterator[Row]:
@@ -42,7 +41,7 @@ def assisted(context: BenchContext) -> Iterator[Row]:
         why = "there is no draft model with this vocabulary: give one with --draft"
         yield unmeasured("assisted generation", "tokens/step", why)
         return
-    tree = chosen_tree(context)
+    tree = context.chosen_tree
     names = {length: f"draft of {length}" for length in LENGTHS}
     functions: dict[str, AnswerFunction] = {
         GENERATE: partial(baseline_run, baseline, options={}),
@@ -54,11 +53,11 @@ def assisted(context: BenchContext) -> Iterator[Row]:
     note = f"a draft model of {number(draft.num_parameters())} parameters"
     for name in (*names.values(), MEDUSA):
         shown = note if name != MEDUSA else f"{len(tree)} nodes"
-        yield per_step(name, runs[name], COMMAND, shown)
+        yield per_step(name, runs[name], shown)
     for name in (*names.values(), MEDUSA):
         yield _overhead(name, runs[name], runs[GENERATE])
     for name in functions:
-        yield speed(f"{name}: speed", runs[name], runs[GENERATE], COMMAND, GENERATE)
+        yield speed(f"{name}: speed", runs[name], runs[GENERATE], GENERATE)
 
 
 def _drafted(baseline: HFBaseline, draft: Any, length: int, question: Question) -> Run | None:
@@ -70,5 +69,4 @@ def _overhead(name: str, runs: Sequence[Run], base: Sequence[Run]) -> Row:
     """Time of a step, with its drafting, over the time of a token of `generate`."""
     token = 1 / rate(base)
     values = [p.seconds / p.steps / token for p in runs]
-    found = row(f"{name}: overhead", values, "x", COMMAND, GENERATE)
-    return {**found, "value": Figures(runs, base).overhead}
+    return row(f"{name}: overhead", values, "x", GENERATE, value=Figures(runs, base).overhead)

@@ -1,6 +1,7 @@
 """Contestants of the study "speed": the variants of transformers' `generate`."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from medusa_chat.bench.harness.hf_baseline import (
     read_baseline,
     read_draft,
 )
+from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.decoding.backends.cpu_threads import most as most_threads
 from medusa_chat.decoding.backends.cpu_threads import of_torch
 
@@ -25,69 +27,59 @@ DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
 
 @dataclass
 class Contestant:
-    """One way to decode. answer: prompt ids -> (token ids without the end token, seconds).
+    """One way to decode. answer: a question -> its Run, and the seconds of the whole answer.
 
-    per_round: tokens a second of each round over all prompts, with prefill, the warm-up first.
-    warm_up: seconds of the warm-up, which compiles what is to be compiled. answers: of the last
-    turn.
+    runs, seconds: of each round the timed answers and their whole seconds, the warm-up first, which
+    compiles what is to be compiled.
     """
 
     name: str
-    answer: Callable[[list[int]], tuple[tuple[int, ...], float]]
+    answer: Callable[[Question], tuple[Run, float]]
     command: str
-    warm_up: float = 0.0
-    per_round: list[float] = field(default_factory=list)
-    answers: list[tuple[int, ...]] = field(default_factory=list)
+    runs: list[list[Run]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each round over all prompts, with prefill, without the warm-up."""
+        pairs = list(zip(self.runs, self.seconds, strict=True))[1:]
+        return [sum(len(run.tokens) for run in runs) / seconds for runs, seconds in pairs]
 
 
 def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
     """transformers' generate on the published model in fp32 and bf16: with our number of threads
     and with the most, with its own prompt lookup, with a draft model, and compiled. longest: tokens
     of a prompt."""
-    threads = torch.get_num_threads()
+    threads, most = torch.get_num_threads(), most_threads()
     for dtype in DTYPES:
-        baseline = read_baseline(context, dtype)
-        yield _generate(f"generate-{dtype}", baseline)
-        yield _generate(f"generate-{dtype}-lookup", baseline, prompt_lookup_num_tokens=LOOKUP)
-        if most_threads() != threads:
-            yield _threaded(f"generate-{dtype}-{most_threads()}-threads", baseline, most_threads())
+        baseline, name = read_baseline(context, dtype), f"generate-{dtype}"
+        yield _generate(name, baseline, threads)
+        yield _generate(f"{name}-lookup", baseline, threads, prompt_lookup_num_tokens=LOOKUP)
+        if most != threads:
+            yield _generate(f"{name}-{most}-threads", baseline, most)
         draft = read_draft(context, dtype)
         if draft is not None:
-            yield _assisted(f"generate-{dtype}-assisted", baseline, draft)
+            yield _generate(f"{name}-assisted", baseline, threads, draft)
         if compiles:  # last, on the same model: a compiled step needs a static cache
             room = longest + context.max_new_tokens
             options = compiled(context.loaded.engine.backbone.device, room)
-            yield _generate(f"generate-{dtype}-static", baseline, **options)
-            if most_threads() != threads:
-                name = f"generate-{dtype}-static-{most_threads()}-threads"
-                yield _threaded(name, baseline, most_threads(), **options)
+            yield _generate(f"{name}-static", baseline, threads, **options)
+            if most != threads:
+                yield _generate(f"{name}-static-{most}-threads", baseline, most, **options)
 
 
-def _generate(name: str, baseline: HFBaseline, **options: Any) -> Contestant:
-    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        found = baseline.answer(ids, **options)
-        return found.tokens, found.seconds
+def _generate(
+    name: str, baseline: HFBaseline, threads: int, draft: Any = None, **options: Any
+) -> Contestant:
+    def answer(question: Question) -> tuple[Run, float]:
+        with (
+            of_torch(threads),
+            nullcontext({}) if draft is None else drafting(draft, DRAFTED) as by,
+        ):
+            return baseline.answer(question, **options, **by)
 
+    by_draft = {} if draft is None else {"assistant_model": "...", "num_assistant_tokens": DRAFTED}
     shown = {"compile_config": "CompileConfig()"}
-    words = "".join(f", {key}={shown.get(key, value)}" for key, value in options.items())
+    told = (options | by_draft).items()
+    words = "".join(f", {key}={shown.get(key, value)}" for key, value in told)
     return Contestant(name, answer, f"transformers generate(do_sample=False{words})")
-
-
-def _threaded(name: str, baseline: HFBaseline, threads: int, **options: Any) -> Contestant:
-    alone = _generate(name, baseline, **options)
-
-    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        with of_torch(threads):
-            return alone.answer(ids)
-
-    return Contestant(name, answer, alone.command)
-
-
-def _assisted(name: str, baseline: HFBaseline, draft: Any) -> Contestant:
-    def answer(ids: list[int]) -> tuple[tuple[int, ...], float]:
-        with drafting(draft, DRAFTED) as options:
-            found = baseline.answer(ids, **options)
-        return found.tokens, found.seconds
-
-    words = f"assistant_model=..., num_assistant_tokens={DRAFTED}"
-    return Contestant(name, answer, f"transformers generate(do_sample=False, {words})")

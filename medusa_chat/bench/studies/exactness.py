@@ -4,6 +4,7 @@ Greedily and with a seed, in fp32 and bf16; and greedily in fp32 these are trans
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from time import monotonic
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from medusa_chat.bench.harness.answers import (
     asked_texts,
-    page_answer,
+    page_run,
     question_of,
     questions,
     spread_order,
@@ -24,7 +25,6 @@ from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.decoding.acceptance import gumbel
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import UsageError
 
 PRECISIONS = ("bf16", "fp32")
 DRAFTERS = ("medusa", "prompt-lookup", "auto")
@@ -35,7 +35,6 @@ MODES = {
 NODES = 16  # where --nodes names none: a fixed tree, since the tuner's might draft nothing
 LONG, LONG_COUNT = 2000, 20  # tokens of a long prompt at least, and how many there are at most
 TIE = 1e-4  # a gap of logits below which two tokens are a tie
-COMMAND = "medusa-chat bench --study exactness --prompts FILE"
 
 
 class Difference(NamedTuple):
@@ -100,41 +99,29 @@ def _measured(context: BenchContext, started: float) -> Iterator[Row]:
 
 def _rows(part: Part, runs: dict[str, list[Run]], baseline: HFBaseline | None) -> Iterator[Row]:
     plain, order = runs["none"], spread_order(len(part.asked))[part.context.after :]
+    put = partial(_row, answers=len(plain), order=order)
     for drafter in DRAFTERS:
         found = differences(part.context, plain, runs[drafter], part.settings)
         steps = sum(run.steps for run in runs[drafter])
         rate = sum(run.stepped for run in runs[drafter]) / max(steps, 1)
-        note = f"{rate:.2f} tokens a step"
-        yield _row(f"{part.name}: {drafter}", len(plain), _in_file(found, order), note)
+        yield put(f"{part.name}: {drafter}", found, f"{rate:.2f} tokens a step")
     if baseline is not None:
         part.context.progress(f"{part.name}: transformers")
         found = differences_from(baseline, plain)
-        name, note = f"{part.name}: transformers", "its pass over prompt and answer"
-        yield _row(name, len(plain), _in_file(found, order), note)
-
-
-def _in_file(found: Sequence[Difference], order: Sequence[int]) -> list[Difference]:
-    """With the questions' places in the file instead of those in the order they were asked in."""
-    return [one._replace(question=order[one.question]) for one in found]
+        yield put(f"{part.name}: transformers", found, "its pass over prompt and answer")
 
 
 def answers(
     context: BenchContext, asked: Sequence[Question], settings: GenerationSettings
 ) -> dict[str, list[Run]]:
     """Every question's answer by every drafter, "none" first, as the page gives it; a prompt is
-    read once for all. Raises UsageError for one without space."""
+    read once for all. Raises ContextError for one without space."""
     found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
     for question in asked:
         for drafter, runs in found.items():
             nodes = None if drafter == "none" else context.nodes or NODES
             wanted = replace(settings, drafter=drafter, nodes=nodes)
-            run = page_answer(context, question, wanted, keeps=drafter != "none")
-            if run is None:
-                raise UsageError(
-                    f"the context has no space after {len(question.ids)} tokens: raise "
-                    "--max-context"
-                )
-            runs.append(run)
+            runs.append(page_run(context, question, wanted, keeps=drafter != "none"))
     return found
 
 
@@ -209,11 +196,14 @@ def long_questions(context: BenchContext) -> list[Question]:
     return found
 
 
-def _row(name: str, answers: int, found: Sequence[Difference], note: str) -> Row:
-    """How many of the answers are the same, and where the others part."""
+def _row(
+    name: str, found: Sequence[Difference], note: str, answers: int, order: Sequence[int]
+) -> Row:
+    """How many of the answers are the same, and where the others part. order: the places in the
+    file of the questions in the order they were asked in."""
     ties = sum(one.gap is not None and abs(one.gap) < TIE for one in found)
     said = [note, f"{len(found)} differ, {ties} of them at a tie"] if found else [note]
     for one in found:
         gap = "one ends there" if one.gap is None else f"gap {one.gap:.2g}"
-        said.append(f"question {one.question + 1}, token {one.token + 1}: {gap}")
-    return row(name, [answers - len(found)], f"of {answers}", COMMAND, note="; ".join(said))
+        said.append(f"question {order[one.question] + 1}, token {one.token + 1}: {gap}")
+    return row(name, [answers - len(found)], f"of {answers}", note="; ".join(said))

@@ -11,14 +11,13 @@ from itertools import product
 
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.bench.studies.head_training import heads as on_conversations
 from medusa_chat.bench.studies.kept_answers import (
-    is_kept,
+    NODES,
+    held_out_tokens_per_step,
     ranks_among,
     read_kept,
     states_before,
 )
-from medusa_chat.bench.studies.training_fixture import NODES, held_out_tokens_per_step
 from medusa_chat.training.hidden_states import cache_inputs
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
@@ -26,7 +25,6 @@ from medusa_chat.units import number
 
 HEADS = 5
 SEEDS = (0, 1)
-COMMAND = "medusa-chat bench --study heads --data ANSWERS.jsonl"
 # the rate and the weight decay of the heads that come with medusa-chat
 ALONE = HeadRecipe(
     steps=150,
@@ -40,11 +38,6 @@ ALONE = HeadRecipe(
 
 
 def heads(context: BenchContext) -> Iterator[Row]:
-    """Study "heads", by what --data holds: kept answers, or conversations."""
-    yield from (heads_on_kept_answers if is_kept(context.data) else on_conversations)(context)
-
-
-def heads_on_kept_answers(context: BenchContext) -> Iterator[Row]:
     """Tokens a step on held-out answers, by kind and number of heads. Heads are trained five at a
     time on cached hidden states; fewer heads are the first of the five, since on a frozen backbone
     heads do not influence one another."""
@@ -77,4 +70,4 @@ def heads_on_kept_answers(context: BenchContext) -> Iterator[Row]:
         )
         for count, values in found.items():
             name = f"{kind} LM head, {count} head{'s' * (count > 1)}"
-            yield row(name, values, "tokens/step", COMMAND, note=note)
+            yield row(name, values, "tokens/step", note=note)

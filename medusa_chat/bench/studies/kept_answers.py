@@ -1,33 +1,34 @@
 """KeptAnswers: the answers that a training keeps, from which the studies that train learn.
 
 A backbone of a real vocabulary takes minutes for a few hundred answers. `medusa-chat train
---distill` keeps those it made in the folder `answers` of its working folder.
+--distill` leaves those it made beside its output, in DIR.answers.jsonl.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from medusa_chat import paths
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import DTYPES, read_baseline
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import ranks_in
+from medusa_chat.training.accuracy import RANKS, ranks_in
+from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import Example, collate, group_by_length
-from medusa_chat.training.distill import read_answers
+from medusa_chat.training.examples import encode_all
 from medusa_chat.training.loss import run_decoder
-from medusa_chat.training.path_search import Answer
+from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
 from medusa_chat.training.short_vocabulary import ShortVocabulary, shortlist
 
 LEARNT, HELD_OUT = 400, 60  # answers
-RANKS, BATCH = 10, 2048
+BATCH, NODES = 2048, 16
+LENGTH = 512  # tokens of an example at most
 
 
 @dataclass(frozen=True)
@@ -53,29 +54,43 @@ class KeptAnswers:
         return found
 
 
-def is_kept(file: Path | None) -> bool:
-    """Whether a file is one of kept answers, by its first line."""
-    if file is None or not file.is_file():
-        return False
-    with file.open("rb") as stream:
-        try:
-            return "answer_ids" in json.loads(stream.readline())
-        except (ValueError, TypeError):
-            return False
-
-
 def read_kept(context: BenchContext) -> KeptAnswers:
-    """Some answers of --data, drawn with seed 0. Raises UsageError for fewer than four, and for a
-    quantised backbone."""
+    """Some answers of --data, or of our own conversations, drawn with seed 0. Raises UsageError for
+    fewer than four, and for a quantised backbone."""
     if context.loaded.info.precision not in DTYPES:
         raise UsageError("this study trains in fp32, bf16 or fp16: give one as --precision")
-    assert context.data is not None
-    found = [a.example for a in read_answers(context.data) if len(a.answer_ids) > 2]
+    file = context.data or paths.asset("benchmarks", "conversations.jsonl")
+    if not file.is_file():
+        raise UsageError("there are no answers to learn from: give --data FILE, as for train")
+    backbone = context.loaded.engine.backbone
+    length = min(LENGTH, backbone.context)
+    encoded = encode_all(
+        context.loaded.tokenizer, read_conversations(file), length, backbone.vocabulary
+    )
+    found = [one for one in map(last_answer, encoded.examples) if one is not None]
     if len(found) < 4:
-        raise UsageError(f"{context.data} holds {len(found)} answers: give at least four")
+        raise UsageError(f"{file} holds {len(found)} answers: give at least four")
     random.Random(0).shuffle(found)
     held_out = min(HELD_OUT, len(found) // 2)
     return KeptAnswers(context, tuple(found[held_out : held_out + LEARNT]), tuple(found[:held_out]))
+
+
+def last_answer(one: Example) -> Example | None:
+    """The example up to its last label, with the last answer's tokens alone as labels; None where
+    these are too few to train on, or there is no prompt before them."""
+    end = max(at for at, is_label in enumerate(one.is_label) if is_label) + 1
+    start = max((at for at in range(end) if not one.is_label[at]), default=-1) + 1
+    if not start or end - start < 3:
+        return None
+    return Example(one.ids[:end], (False,) * start + (True,) * (end - start), one.place)
+
+
+def held_out_tokens_per_step(ranks: Sequence[Answer], heads: int) -> float:
+    """Tokens a step of the first `heads` heads with a tree of NODES nodes. The tree is searched on
+    every second answer and measured on the others."""
+    cut = [[row[:heads] for row in answer] for answer in ranks]
+    tree = search_paths(cut[::2], NODES, NODES)
+    return tokens_per_step(cut[1::2], tree)
 
 
 @torch.inference_mode()
@@ -84,7 +99,7 @@ def states_before(model: Any, examples: Sequence[Example]) -> list[tuple[Tensor,
     found = []
     for group in group_by_length(examples, BATCH, seed=0):
         hidden = run_decoder(model, collate(group))
-        for row, example in zip(hidden, group, strict=True):
+        for row, (example,) in zip(hidden, group, strict=True):
             first = example.is_label.index(True)
             found.append((row[first - 1 : len(example.ids) - 1].clone(), example))
     return found
@@ -94,7 +109,7 @@ def states_before(model: Any, examples: Sequence[Example]) -> list[tuple[Tensor,
 def ranks_among(
     short: ShortVocabulary, heads: MedusaHeads, states: Sequence[tuple[Tensor, Example]]
 ) -> list[Answer]:
-    """As accuracy.ranks_of_answer, for heads whose logits are of the tokens of `short`. states: see
+    """As accuracy.ranks_of, for heads whose logits are of the tokens of `short`. states: see
     states_before."""
     found: list[Answer] = []
     for hidden, example in states:

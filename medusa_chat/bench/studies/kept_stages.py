@@ -12,15 +12,20 @@ from typing import Any
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.bench.studies.head_shapes import ALONE, HEADS
-from medusa_chat.bench.studies.head_training import two_stage as on_conversations
-from medusa_chat.bench.studies.kept_answers import is_kept, ranks_among, read_kept, states_before
-from medusa_chat.bench.studies.training_fixture import NODES, held_out_tokens_per_step
+from medusa_chat.bench.studies.kept_answers import (
+    NODES,
+    held_out_tokens_per_step,
+    ranks_among,
+    read_kept,
+    states_before,
+)
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
-from medusa_chat.training.hidden_states import HeadInputs, cache_inputs
+from medusa_chat.training.hidden_states import cache_inputs
 from medusa_chat.training.joint import train_jointly
 from medusa_chat.training.joint_loss import evaluate_jointly
 from medusa_chat.training.lora import add_adapter
+from medusa_chat.training.loss import HeadInputs
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
@@ -30,15 +35,9 @@ LABELS, TOKENS = 384, 512  # of a batch of heads alone, and of both
 LEARNT, HELD_OUT = 200, 24  # answers
 RATE, WEIGHT = 5e-4, 0.2  # the adapter's rate and lambda_0 in the second of two stages
 DIRECT_RATE, DIRECT_WEIGHT = 2e-3, 1.0
-COMMAND = "medusa-chat bench --study two-stage --data ANSWERS.jsonl"
 
 
 def two_stage(context: BenchContext) -> Iterator[Row]:
-    """Study "two-stage", by what --data holds: kept answers, or conversations."""
-    yield from (stages_on_kept_answers if is_kept(context.data) else on_conversations)(context)
-
-
-def stages_on_kept_answers(context: BenchContext) -> Iterator[Row]:
     """For each method the backbone's KL from itself before, and tokens a step, both on held-out
     answers of the backbone before. Heads without the root, as in the paper."""
     kept = read_kept(context)
@@ -111,6 +110,6 @@ def _rows(
     name: str, moved: float, tokens: float, alone: float, note: str, answers: int
 ) -> Iterator[Row]:
     note = f"{note}; {answers} held-out answers of the backbone before"
-    yield row(f"{name}: KL from the backbone before", [moved], "nats/token", COMMAND, note=note)
+    yield row(f"{name}: KL from the backbone before", [moved], "nats/token", note=note)
     note = f"{note}; {NODES} nodes"
-    yield row(name, [tokens], "tokens/step", COMMAND, "medusa-1", [alone], note)
+    yield row(name, [tokens], "tokens/step", "medusa-1", [alone], note)

@@ -51,12 +51,12 @@ def turns(context: BenchContext) -> Iterator[Row]:
             alone.append(1e3 * only)
             anew.append(1e3 * full)
     engine.forget()
-    name, command = "first token of a later turn", "medusa-chat bench --study turns"
+    name = "first token of a later turn"
     note = f"{TURN} new tokens behind {whole}"
-    yield row(name, later, "ms", command, f"a bare pass over these {TURN}", bare, note)
+    yield row(name, later, "ms", f"a bare pass over these {TURN}", bare, note)
     label, nothing = "the same behind nothing", f"prefill of {TURN} tokens alone"
-    yield row(label, later, "ms", command, nothing, alone, "the held tokens are attended to")
-    yield row("the same without reuse", anew, "ms", command, name, later)
+    yield row(label, later, "ms", nothing, alone, "the held tokens are attended to")
+    yield row("the same without reuse", anew, "ms", name, later)
 
 
 def _pass(context: BenchContext, held: int, new: list[int]) -> float:
@@ -65,11 +65,10 @@ def _pass(context: BenchContext, held: int, new: list[int]) -> float:
     backbone = context.loaded.engine.backbone
     tokens = torch.tensor(new, device=backbone.device)
     backbone.cache.crop(held)
-    context.synchronise()
-    started = perf_counter()
     with torch.inference_mode():
-        int(backbone.lm_head(backbone.run_chunk(tokens)[-1:]).argmax())
-    return perf_counter() - started
+        return context.seconds(
+            lambda: int(backbone.lm_head(backbone.run_chunk(tokens)[-1:]).argmax())
+        )
 
 
 def _first(context: BenchContext, ids: list[int]) -> float:
@@ -91,9 +90,8 @@ def texts(context: BenchContext) -> Iterator[Row]:
         early.append(_push(stream, ids[:512]))
         _push(stream, ids[512:3584])
         late.append(_push(stream, ids[3584:]))
-    command = "medusa-chat bench --study text"
-    yield row("text of a token", early, "us", command)
-    yield row("text of the 4,000th token", late, "us", command, "text of a token", early)
+    yield row("text of a token", early, "us")
+    yield row("text of the 4,000th token", late, "us", "text of a token", early)
 
 
 def _push(stream: TextStream, ids: list[int]) -> float:
@@ -125,12 +123,11 @@ def memory_and_load(context: BenchContext) -> Iterator[Row]:
         yield unmeasured("load", "s", "the process ended early")
         yield unmeasured("peak memory", "x", "the process ended early")
         return
-    command = "medusa-chat bench --study load"
-    yield row("load", [found["load"]], "s", command, note="torch imported before, warm-up included")
+    yield row("load", [found["load"]], "s", note="torch imported before, warm-up included")
     note = f"{gb(found['peak'])} over what the process held before the load"
     ratio = found["peak"] / found["bytes"]
     against = "weights + heads + cache"
-    yield row("peak memory", [ratio], "x", command, against, [1.0], note)
+    yield row("peak memory", [ratio], "x", against, [1.0], note)
 
 
 def _load_alone(request: LoadRequest, pipe: Any) -> None:

@@ -20,7 +20,7 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.training import hardware as hardware_model
 from medusa_chat.training.hardware import GPUS, SHAPES, attention, linear
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.auto_tree import rank_accuracies
 from medusa_chat.trees.shapes import cartesian, chain
 
 GREEDY = GenerationSettings()
@@ -40,7 +40,7 @@ TABLE_1 = hardware_model.growth(64, 3.47)  # Vicuna-7B: 3.47 tokens a step with 
 def ladder(context: BenchContext) -> Iterator[Row]:
     """Table 3: what each part of Medusa brings over plain decoding, with trees of one size."""
     heads = context.loaded.info.heads
-    source = source_tree(context.loaded.calibration, heads)
+    source = context.source
     nodes = min(len(source), context.nodes or max(context.loaded.info.nodes, 8))
     shapes = {
         "heads without a tree": chain(heads),
@@ -48,18 +48,16 @@ def ladder(context: BenchContext) -> Iterator[Row]:
         "searched tree": source.head(nodes),
     }
     named = {f"{name}, {len(tree)} nodes": tree for name, tree in shapes.items()}
-    command = "medusa-chat bench --study ladder"
     if context.medusa_2 is None:
-        yield from _against_plain(context, named, command)
+        yield from _against_plain(context, named)
         why = "needs --medusa-2 DIR, a checkpoint of train --method medusa-2 for this backbone"
         yield unmeasured("Medusa-2", "tokens/step", why)
         return
     joint = with_checkpoint(context, context.medusa_2)
-    source = source_tree(joint.loaded.calibration, joint.loaded.info.heads)
-    tree = source.head(min(nodes, len(source)))
+    tree = joint.source.head(min(nodes, len(joint.source)))
     name = f"Medusa-2, searched tree, {len(tree)} nodes"
     variant = partial(answer, joint, variant=Variant(GREEDY, tree))
-    yield from _against_plain(context, named, command, {name: variant})
+    yield from _against_plain(context, named, {name: variant})
 
 
 def trees(context: BenchContext) -> Iterator[Row]:
@@ -73,7 +71,7 @@ def trees(context: BenchContext) -> Iterator[Row]:
         for _ in range(DENSE_EACH):
             dense = _random_dense_tree(heads, nodes, generator)
             named[f"dense {dense_widths(dense)}, {len(dense)} nodes"] = dense
-    yield from _against_plain(context, named, "medusa-chat bench --study trees")
+    yield from _against_plain(context, named)
 
 
 def head_count(context: BenchContext) -> Iterator[Row]:
@@ -85,14 +83,11 @@ def head_count(context: BenchContext) -> Iterator[Row]:
     for count in range(1, len(accuracies) + 1):
         tree = search_tree(accuracies[:count], nodes)
         named[f"{count} head{'s' * (count > 1)}, {len(tree)} nodes"] = tree
-    yield from _against_plain(context, named, "medusa-chat bench --study head-count")
+    yield from _against_plain(context, named)
 
 
 def _against_plain(
-    context: BenchContext,
-    named: dict[str, Tree],
-    command: str,
-    more: Mapping[str, AnswerFunction] | None = None,
+    context: BenchContext, named: dict[str, Tree], more: Mapping[str, AnswerFunction] | None = None
 ) -> Iterator[Row]:
     """Tokens a step and speed of each tree, greedy, and of the functions in `more`."""
     shapes = {PLAIN: ROOT} | named
@@ -101,10 +96,10 @@ def _against_plain(
         for name, tree in shapes.items()
     }
     runs = answers.rotate(context, questions(context), variants | dict(more or {}))
-    yield speed(PLAIN, runs[PLAIN], runs[PLAIN], command)
+    yield speed(PLAIN, runs[PLAIN], runs[PLAIN])
     for name in [*named, *(more or {})]:
-        yield per_step(name, runs[name], command)
-        yield speed(f"{name}: speed", runs[name], runs[PLAIN], command)
+        yield per_step(name, runs[name])
+        yield speed(f"{name}: speed", runs[name], runs[PLAIN])
 
 
 def _random_dense_tree(heads: int, nodes: int, generator: random.Random) -> Tree:
@@ -128,7 +123,7 @@ def dense_widths(tree: Tree) -> str:
 def thresholds(context: BenchContext) -> Iterator[Row]:
     """Figure 5: tokens a step and quality by epsilon at temperature 0.7 with delta = sqrt(epsilon),
     against random sampling and greedy decoding."""
-    command, tree = "medusa-chat bench --study thresholds", chosen_tree(context)
+    tree = context.chosen_tree
     warm = GenerationSettings(temperature=WARM)
     variants = {"plain, greedy": Variant(GREEDY), "plain, random sampling": Variant(warm)}
     for epsilon in EPSILONS:
@@ -141,13 +136,13 @@ def thresholds(context: BenchContext) -> Iterator[Row]:
         variants[f"epsilon {epsilon}"] = Variant(settings, tree)
     for name, runs in answers.answer_all(context, questions(context), variants).items():
         if len(variants[name].tree) > 1:
-            yield per_step(name, runs, command)
-        yield from quality(context, name, runs, command)
+            yield per_step(name, runs)
+        yield from quality(context, name, runs)
 
 
 def temperatures(context: BenchContext) -> Iterator[Row]:
     """Section 2.3.1: tokens a step by temperature and acceptance."""
-    command, tree = "medusa-chat bench --study temperatures", chosen_tree(context)
+    tree = context.chosen_tree
     variants = {
         f"{acceptance} at {t}": Variant(
             GenerationSettings(acceptance=acceptance, temperature=t), tree
@@ -156,45 +151,38 @@ def temperatures(context: BenchContext) -> Iterator[Row]:
         for t in TEMPERATURES
     }
     for name, runs in answers.answer_all(context, questions(context), variants).items():
-        yield per_step(name, runs, command)
+        yield per_step(name, runs)
 
 
 def categories(context: BenchContext) -> Iterator[Row]:
     """Figure 3b: the speedup by category of question, for a file whose rows have one."""
-    command = "medusa-chat bench --study categories --prompts FILE"
     asked = [question for question in questions(context) if question.category]
     if not asked:
         why = "needs --prompts FILE with a category in each row, as MT-Bench has"
         yield unmeasured("speedup by category", "tokens/s", why)
         return
-    variants = {PLAIN: Variant(GREEDY), "medusa": Variant(GREEDY, chosen_tree(context))}
+    variants = {PLAIN: Variant(GREEDY), "medusa": Variant(GREEDY, context.chosen_tree)}
     runs = answers.answer_all(context, asked, variants)
     for kind in sorted({question.category for question in asked}):
         chosen = [one for one in runs["medusa"] if one.question.category == kind]
         if chosen:
-            yield per_step(kind, chosen, command)
-            yield speed(f"{kind}: speed", chosen, runs[PLAIN], command)
+            yield per_step(kind, chosen)
+            yield speed(f"{kind}: speed", chosen, runs[PLAIN])
 
 
 def hardware(_: BenchContext) -> Iterator[Row]:
     """Appendix G: the arithmetic intensities of Tables 6 to 8, and the best tree that the hardware
     model gives for named GPUs. Nothing is timed."""
-    command, large, small = "medusa-chat bench --study hardware", SHAPES[2], SHAPES[0]
+    large, small = SHAPES[2], SHAPES[0]
     for q in QUERIES:
         for length in LENGTHS:
             name, work = f"attention, {length} long, q {q}", attention(16, q, length, 128)
-            yield row(name, [work.intensity], "FLOP/byte", command)
+            yield row(name, [work.intensity], "FLOP/byte")
         for batch in BATCHES:
             work = linear(batch * q, large.hidden, large.inner)
-            yield row(f"33B linear, batch {batch}, q {q}", [work.intensity], "FLOP/byte", command)
+            yield row(f"33B linear, batch {batch}, q {q}", [work.intensity], "FLOP/byte")
     for gpu in GPUS:
         nodes = hardware_model.best_nodes(small, gpu, 1, 1024, TABLE_1)
         gain = hardware_model.speedup(small, gpu, 1, 1024, nodes, TABLE_1)
         note = f"MODEL: {nodes} nodes, batch 1, 1,024 tokens; 3.47 tokens a step with 64 nodes"
-        yield row(f"7B on {gpu.name}", [gain], "x", command, "plain", [1.0], note)
-
-
-def chosen_tree(context: BenchContext) -> Tree:
-    """The tree that `--tree auto` decodes with, of --nodes nodes where they are given."""
-    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
-    return source.head(min(context.nodes or context.loaded.info.nodes, len(source)))
+        yield row(f"7B on {gpu.name}", [gain], "x", "plain", [1.0], note)

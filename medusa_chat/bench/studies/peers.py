@@ -12,9 +12,10 @@ from medusa_chat.bench.harness.answer_rows import per_step
 from medusa_chat.bench.harness.answers import (
     NO_STEP,
     AnswerFunction,
+    fastest,
+    fastest_of_rounds,
     page_answer,
     questions,
-    rotate,
 )
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
@@ -46,7 +47,6 @@ OURS = {
     "ours, auto": "auto",
 }
 COMPILED = ", static and compiled"
-COMMAND = "medusa-chat bench --study peers"
 COUNTED = "decoding without the prompt; of an answer the fastest round"
 
 
@@ -61,7 +61,7 @@ def peers(context: BenchContext) -> Iterator[Row]:
         pass
     asked, early = questions(context), (context.rounds + 1) // 2
     functions, missing = _own(context, asked)
-    found = _rounds(context, asked, functions, early)
+    found = fastest_of_rounds(context, asked, functions, early)
     notes = dict.fromkeys(OURS, context.loaded.info.precision)
     with TemporaryDirectory() as kept:
         for peer in _others(context, Path(kept)):
@@ -72,7 +72,8 @@ def peers(context: BenchContext) -> Iterator[Row]:
                 )
             except PeerFailed as error:
                 missing[peer.name] = str(error)
-    for name, runs in _rounds(context, asked, functions, context.rounds - early).items():
+    late = fastest_of_rounds(context, asked, functions, context.rounds - early)
+    for name, runs in late.items():
         found[name] += runs
     yield from _rows(asked, found, notes)
     for name, why in missing.items():
@@ -122,20 +123,6 @@ def _warm_up(context: BenchContext, name: str, function: AnswerFunction, questio
     return ""
 
 
-def _rounds(
-    context: BenchContext,
-    asked: Sequence[Question],
-    functions: Mapping[str, AnswerFunction],
-    rounds: int,
-) -> dict[str, list[Run]]:
-    """All timed answers by name."""
-    found: dict[str, list[Run]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, runs in rotate(context, asked, functions).items():
-            found[name] += runs
-    return found
-
-
 def _others(context: BenchContext, kept: Path) -> Iterator[Peer]:
     """The programs with a Python of their own. kept: for files that they read."""
     file, of_llama = Checkpoint.find(context.request).source, ("llama.cpp", context.llama_cpp)
@@ -170,7 +157,7 @@ def _rows(
     asked: Sequence[Question], found: Mapping[str, Sequence[Run]], notes: Mapping[str, str]
 ) -> Iterator[Row]:
     """The study's rows, of the questions that every program has a timed answer to."""
-    chosen = {name: _fastest(runs) for name, runs in found.items()}
+    chosen = {name: fastest(runs) for name, runs in found.items()}
     timed = [q for q in map(id, asked) if all(q in runs for runs in chosen.values())]
     if not timed:
         raise UsageError(NO_STEP)
@@ -179,16 +166,16 @@ def _rows(
         yield _speed(name, runs, best[PLAIN], "; ".join((notes.get(name, ""), COUNTED)).strip("; "))
     for name, runs in best.items():
         if any(run.steps < run.stepped for run in runs):
-            yield per_step(f"{name}: tokens a step", runs, COMMAND)
+            yield per_step(f"{name}: tokens a step", runs)
     for name, runs in best.items():
         yield _same_text(name, runs, best[PLAIN])
 
 
 def _speed(name: str, runs: Sequence[Run], plain: Sequence[Run], note: str) -> Row:
     """Tokens a second over all answers; the minimum and the maximum are of single answers."""
-    value, base = rate(runs), rate(plain)
-    found = row(name, [run.rate for run in runs], "tokens/s", COMMAND, PLAIN, note=note)
-    return {**found, "value": value, "ratio": value / base}
+    value = rate(runs)
+    found = row(name, [run.rate for run in runs], "tokens/s", PLAIN, note=note, value=value)
+    return {**found, "ratio": value / rate(plain)}
 
 
 def _same_text(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
@@ -197,19 +184,10 @@ def _same_text(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
     shares = [_common(*pair) / max(len(pair[1]), 1) for pair in pairs]
     whole = sum(one == base for one, base in pairs)
     note = f"up to the first that differs; {whole} of {len(pairs)} whole answers"
-    found = row(f"{name}: same tokens", shares, f"of {PLAIN}'s", COMMAND, note=note)
     total = sum(_common(*pair) for pair in pairs) / max(sum(len(base) for _, base in pairs), 1)
-    return {**found, "value": total}
+    return row(f"{name}: same tokens", shares, f"of {PLAIN}'s", note=note, value=total)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two answers begin with alike."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-def _fastest(runs: Sequence[Run]) -> dict[int, Run]:
-    """The fastest timed answer to each question, by the question's id."""
-    found: dict[int, Run] = {}
-    for run in sorted((run for run in runs if run.is_timed), key=lambda run: -run.seconds):
-        found[id(run.question)] = run
-    return found

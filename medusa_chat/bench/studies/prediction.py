@@ -6,25 +6,26 @@ A prediction has two parts: the time of a step, and the tokens it gives (Medusa,
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from operator import attrgetter
 from statistics import fmean
 
-from medusa_chat.bench.harness.answers import questions, rotate
+from medusa_chat.bench.harness.answers import (
+    AnswerFunction,
+    Variant,
+    answer,
+    fastest_of_rounds,
+    questions,
+)
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.report_data import Figures, Question, Run
+from medusa_chat.bench.harness.report_data import Figures, Run
 from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step
-from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.bench.studies.paper_figures import GREEDY
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ContextError
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
-from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.auto_tree import rank_accuracies
 from medusa_chat.trees.expected_length import expected_lengths
 
 SIZES = (1, 4, 8, 16)
-COMMAND = "medusa-chat bench --study tuner"
 CALIBRATED, COUNTED = "the calibration's accuracies", "the accuracies counted in these answers"
 
 
@@ -35,21 +36,21 @@ def prediction(context: BenchContext) -> Iterator[Row]:
     accuracies counted in the answers of the largest tree. Each step drafts the whole tree and
     records its details, as the tuner's do. Of several rounds the fastest answer counts; the tuner
     measures before and after the answers, and its smaller times count."""
-    loaded = context.loaded
-    source = source_tree(loaded.calibration, loaded.info.heads)
+    source = context.source
     sizes = [size for size in SIZES if size <= len(source)]
     counts = AcceptanceCounts()
     before = _tuned(context)
-    functions = {
-        str(size): partial(
-            _answer, context, source.head(size), counts if size == sizes[-1] else None
+    functions: dict[str, AnswerFunction] = {}
+    for size in sizes:
+        counted = counts if size == sizes[-1] else None
+        variant = Variant(GREEDY, source.head(size))
+        functions[str(size)] = partial(
+            answer, context, variant=variant, details=True, counts=counted
         )
-        for size in sizes
-    }
     asked = questions(context)
-    runs = _fastest([rotate(context, asked, functions) for _ in range(context.rounds)])
+    runs = fastest_of_rounds(context, asked, functions, context.rounds)
     costs = (before, _tuned(context))
-    prior = rank_accuracies(loaded.calibration)
+    prior = rank_accuracies(context.loaded.calibration)
     expected = {
         CALIBRATED: expected_lengths(source, prior),
         COUNTED: expected_lengths(source, counts.whole.table(prior)),
@@ -57,17 +58,6 @@ def prediction(context: BenchContext) -> Iterator[Row]:
     plain = runs[str(sizes[0])]
     for size in sizes:
         yield from _rows(size, runs[str(size)], plain, costs, expected)
-
-
-def _fastest(rounds: Sequence[dict[str, list[Run]]]) -> dict[str, list[Run]]:
-    """Of each answer the fastest of its rounds, which all have the same tokens."""
-    return {
-        name: [
-            min(same, key=attrgetter("seconds"))
-            for same in zip(*(found[name] for found in rounds), strict=True)
-        ]
-        for name in rounds[0]
-    }
 
 
 def _rows(
@@ -83,19 +73,17 @@ def _rows(
     name = f"{size} nodes" if size > 1 else "plain decoding"
     note = "the median of answers, against the tuner's smallest"
     against = [1e3 * seconds] * len(values)
-    yield row(f"{name}: step", values, "ms", COMMAND, "the tuner's", against, note)
+    yield row(f"{name}: step", values, "ms", "the tuner's", against, note)
     if size == 1:
         return
     found = Figures(runs, plain)
     overhead = seconds / min(_at_answers(one, 1, runs) for one in costs)
-    yield row(f"{name}: overhead", [found.overhead], "x", COMMAND, "the tuner's", [overhead])
+    yield row(f"{name}: overhead", [found.overhead], "x", "the tuner's", [overhead])
     for by, lengths in expected.items():
         said = lengths[size - 1]
-        yield row(
-            f"{name}: tokens a step", [found.acceleration], "tokens/step", COMMAND, by, [said]
-        )
+        yield row(f"{name}: tokens a step", [found.acceleration], "tokens/step", by, [said])
         beside = [said / overhead]
-        yield row(f"{name}: speedup", [found.speedup], "x", COMMAND, f"predicted by {by}", beside)
+        yield row(f"{name}: speedup", [found.speedup], "x", f"predicted by {by}", beside)
 
 
 def _tuned(context: BenchContext) -> StepCosts:
@@ -108,27 +96,3 @@ def _tuned(context: BenchContext) -> StepCosts:
 def _at_answers(costs: StepCosts, size: int, runs: Sequence[Run]) -> float:
     """Seconds of a step of this size in the middle of these answers, by the tuner's times."""
     return fmean(costs.at(size, len(r.question.ids) + len(r.tokens) // 2) for r in runs)
-
-
-def _answer(
-    context: BenchContext, tree: Tree, counts: AcceptanceCounts | None, question: Question
-) -> Run | None:
-    """A greedy answer from an empty cache, with details; None where the context has no space for
-    it. counts: where its accuracies are counted."""
-    name, engine = "none" if len(tree) == 1 else "medusa", context.loaded.engine
-    settings = GenerationSettings(
-        drafter=name, nodes=len(tree), max_new_tokens=context.max_new_tokens, seed=0
-    )
-    engine.forget()
-    try:
-        told = engine.generate(question.ids, engine.drafter(settings, tree), settings)
-        events = [event for event in told if not isinstance(event, Reading)]
-    except ContextError:
-        return None
-    first, *steps, last = events
-    assert isinstance(first, Prefilled) and isinstance(last, Finished)
-    if counts is not None:
-        kept = [step for step in steps if isinstance(step, Step)]
-        counts.add_answer(first, kept, context.loaded.info.heads)
-    stats = last.stats
-    return Run(question, last.token_ids, stats.steps, stats.emitted, stats.seconds)

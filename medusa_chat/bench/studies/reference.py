@@ -26,17 +26,15 @@ from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.harness.rows import Row, unmeasured
-from medusa_chat.bench.studies.paper_figures import GREEDY, chosen_tree
+from medusa_chat.bench.studies.paper_figures import GREEDY
 from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
-from medusa_chat.trees.auto_tree import source_tree
 
 CLASSES = {"llama": "MedusaModelLlama", "mistral": "MedusaModelMistral"}
 SIZES = (16, 64)  # nodes of the trees that both decode with
 WIDEST = 10  # predictions of a head that the reference looks at
-COMMAND = "medusa-chat bench --study reference --reference DIR"
 
 
 def reference(context: BenchContext) -> Iterator[Row]:
@@ -48,10 +46,10 @@ def reference(context: BenchContext) -> Iterator[Row]:
         yield unmeasured("medusa / the reference", "tokens/s", why)
         return
     reference_model = ReferenceModel(context.reference, context, baseline)
-    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
+    source = context.source
     shapes = [source.head(min(size, len(source))) for size in SIZES]
     shapes = [tree for tree in shapes if tree.width <= WIDEST]
-    automatic = Variant(GREEDY, chosen_tree(context))
+    automatic = Variant(GREEDY, context.chosen_tree)
     functions: dict[str, AnswerFunction] = {
         "plain": partial(answer, context, variant=Variant(GREEDY)),
         "medusa, --tree auto": partial(answer, context, variant=automatic),
@@ -65,10 +63,10 @@ def reference(context: BenchContext) -> Iterator[Row]:
         base, ours = f"the reference, {len(tree)} nodes", f"medusa, {len(tree)} nodes"
         same = sum(a.tokens == b.tokens for a, b in zip(runs[base], runs[ours], strict=True))
         note = f"{same} of {len(runs[base])} answers are the same"
-        yield per_step(base, runs[base], COMMAND)
-        yield per_step(ours, runs[ours], COMMAND, note)
+        yield per_step(base, runs[base])
+        yield per_step(ours, runs[ours], note)
         for name in (base, ours, "medusa, --tree auto", "plain"):
-            yield speed(f"{name}: speed", runs[name], runs[base], COMMAND, base)
+            yield speed(f"{name}: speed", runs[name], runs[base], base)
 
 
 def _refusal(context: BenchContext, baseline: HFBaseline | None) -> str:

@@ -9,7 +9,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.bench.harness.answers import (
@@ -17,21 +16,20 @@ from medusa_chat.bench.harness.answers import (
     AnswerFunction,
     Variant,
     answer,
-    spread,
+    asked_rows,
+    rotated,
 )
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import baseline_run, matching_baseline, sampling
 from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.paper_figures import chosen_tree
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.prompt_ids import encode
-from medusa_chat.training.conversations import Conversation, read_conversations
+from medusa_chat.training.conversations import Conversation
 from medusa_chat.trees.presets import load_tree
 
 MEDUSA, PLAIN, GENERATE = "medusa", "plain decoding", "transformers generate"
 BASES = (PLAIN, GENERATE)
-COMMAND = "medusa-chat bench --study report"
 
 
 def report(context: BenchContext) -> Iterator[Row]:
@@ -39,7 +37,7 @@ def report(context: BenchContext) -> Iterator[Row]:
     conversation, the one with Medusa's answers."""
     rows, source = _rows_of_file(context)
     kept, settings = context.report or Report(), context.settings
-    tree = chosen_tree(context) if context.tree == "auto" else load_tree(context.tree)
+    tree = context.chosen_tree if context.tree == "auto" else load_tree(context.tree)
     baseline = matching_baseline(context)
     options = sampling(settings)
     functions: dict[str, AnswerFunction] = {
@@ -67,10 +65,7 @@ def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
     if not file.is_file():
         raise UsageError("there are no questions: give --prompts FILE in MT-Bench's format")
     context.loaded.said = ("", [])
-    asked = spread(list(read_conversations(file, prompts=True)), context.questions)
-    if not asked:
-        raise UsageError(f"{file} holds no prompt: give another file as --prompts")
-    return asked, Path(file).name
+    return asked_rows(context, file), file.name
 
 
 def _turns(
@@ -85,9 +80,8 @@ def _turns(
             continue
         messages.append({"role": "user", "content": text})
         question = Question(encode(context.loaded, messages)[0], found.category)
-        names = list(functions)
-        first = (place + number) % len(names)  # so that no function is always the first
-        runs = {name: functions[name](question) for name in [*names[first:], *names[:first]]}
+        names = rotated(list(functions), place + number)  # no function is always the first
+        runs = {name: functions[name](question) for name in names}
         ours = runs[MEDUSA]
         said = None if ours is None else _text(context, ours)
         messages.append({"role": "assistant", "content": said or ""})
@@ -144,9 +138,8 @@ def _rows(context: BenchContext, answered: Sequence[Answered], base: str) -> Ite
 def _whole(
     name: str, value: float, each: list[float], unit: str, against: str | None = None
 ) -> Row:
-    found = row(name, each, unit, COMMAND, against)
-    least, most = min(value, found["min"]), max(value, found["max"])
-    return {**found, "value": value, "min": least, "max": most}
+    found = row(name, each, unit, against, value=value)
+    return {**found, "min": min(value, found["min"]), "max": max(value, found["max"])}
 
 
 def model_answers(found: Report, model_id: str) -> str:

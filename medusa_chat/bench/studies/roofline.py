@@ -1,7 +1,6 @@
 """Study "roofline": measured steps against what reading and multiplying the weights must take."""
 
 from collections.abc import Iterator
-from time import perf_counter
 
 import torch
 
@@ -12,7 +11,6 @@ from medusa_chat.decoding.backends.cpu_threads import most as most_threads
 from medusa_chat.decoding.backends.cpu_threads import of_torch
 
 SIDE, REPEATS = 2048, 5  # of the square matrices whose product shows the peak
-COMMAND = "medusa-chat bench --study roofline"
 
 
 def roofline(context: BenchContext) -> Iterator[Row]:
@@ -24,8 +22,8 @@ def roofline(context: BenchContext) -> Iterator[Row]:
         rate, peak = max(read_rates(context)), _peak(context)
     weights = bytes_read(context)
     work = 2 * _multiplied(context)
-    yield row("read bandwidth", [rate / 1e9], "GB/s", COMMAND)
-    yield row("large product", [peak / 1e9], "GFLOP/s", COMMAND)
+    yield row("read bandwidth", [rate / 1e9], "GB/s")
+    yield row("large product", [peak / 1e9], "GFLOP/s")
     _, _, by_nodes = times_by_nodes(context)
     for nodes, values in by_nodes.items():
         if values:
@@ -33,7 +31,7 @@ def roofline(context: BenchContext) -> Iterator[Row]:
             least = 1e3 * max(reading, arithmetic)
             note = f"bound by {'reading' if reading > arithmetic else 'arithmetic'}: {least:.3g} ms"
             base = [least] * len(values)
-            yield row(step_of(nodes), values, "ms", COMMAND, "the roofline", base, note)
+            yield row(step_of(nodes), values, "ms", "the roofline", base, note)
 
 
 def _multiplied(context: BenchContext) -> int:
@@ -50,11 +48,4 @@ def _peak(context: BenchContext) -> float:
     device = context.loaded.engine.backbone.device
     dtype = torch.float32 if context.loaded.info.precision == "fp32" else torch.bfloat16
     matrix = torch.ones(SIDE, SIDE, device=device, dtype=dtype)
-    seconds = []
-    for _ in range(REPEATS + 1):
-        context.synchronise()
-        started = perf_counter()
-        matrix @ matrix
-        context.synchronise()
-        seconds.append(perf_counter() - started)
-    return 2 * SIDE**3 / min(seconds)
+    return 2 * SIDE**3 / min(context.seconds(lambda: matrix @ matrix) for _ in range(REPEATS + 1))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from statistics import median
-from time import perf_counter
 
 import torch
 
@@ -15,7 +14,7 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.step_profiler import SIZES, StepProfiler, time_steps
 from medusa_chat.runtime.tuner import tune
-from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
+from medusa_chat.trees.auto_tree import rank_accuracies
 from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.tuning_store import Tuning
 
@@ -24,35 +23,34 @@ SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot
 GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
+READS = 7  # of the buffer
 
 
 def node_counts(context: BenchContext) -> Iterator[Row]:
     """The time of a step at each number of nodes against that of plain decoding. The tuner's result
     is kept and decides `--tree auto` from now on."""
-    loaded, command = context.loaded, "medusa-chat bench --study steps"
+    loaded = context.loaded
     tuned, measured, by_nodes = times_by_nodes(context)
     for nodes, values in by_nodes.items():
         label = step_of(nodes)
         if not values:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
-        yield row(label, values, "ms", command, "step of 1 node", by_nodes[1])
-    source, accuracies = _source(context), rank_accuracies(loaded.calibration)
+        yield row(label, values, "ms", "step of 1 node", by_nodes[1])
+    source, accuracies = context.source, rank_accuracies(loaded.calibration)
     expected, length = expected_lengths(source, accuracies), tuned.costs.lengths[0]
     best = tuned.pick(source, accuracies)
     origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
     note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
     values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]
-    yield row("tuned / plain, expected", values, "x", command, "plain", [1.0] * RUNS, note)
+    yield row("tuned / plain, expected", values, "x", "plain", [1.0] * RUNS, note)
 
 
-def times_by_nodes(
-    context: BenchContext,
-) -> tuple[Tuning, list[StepCosts], dict[int, list[float]]]:
+def times_by_nodes(context: BenchContext) -> tuple[Tuning, list[StepCosts], dict[int, list[float]]]:
     """What the tuner finds, its costs of RUNS runs, and milliseconds of a step by its nodes, each a
     list of RUNS; empty where a step costs more than its longest path could bring."""
     context.progress("steps by number of nodes")
-    loaded, source = context.loaded, _source(context)
+    loaded, source = context.loaded, context.source
     *_, tuned = tune(loaded, context.budget)
     assert tuned is not None
     measured: list[StepCosts] = [tuned.costs]
@@ -71,10 +69,6 @@ def step_of(nodes: int) -> str:
     return f"step of {nodes} nodes" if nodes > 1 else "step of 1 node"
 
 
-def _source(context: BenchContext) -> Tree:
-    return source_tree(context.loaded.calibration, context.loaded.info.heads)
-
-
 def _beyond(
     context: BenchContext, source: Tree, sizes: list[int], length: int
 ) -> dict[int, list[float]]:
@@ -91,20 +85,19 @@ def bandwidth(context: BenchContext) -> Iterator[Row]:
     its time, over the bandwidth."""
     context.progress("read bandwidth")
     rates = read_rates(context)
-    profiler = StepProfiler(context.loaded.engine, source_tree(None, 0).head(1))
+    profiler = StepProfiler(context.loaded.engine, ROOT)
     try:
         seconds = _times(context, profiler, 1, profiler.lengths[0], 10)
     finally:
         profiler.leave()
     count = bytes_read(context)
-    command = "medusa-chat bench --study bandwidth"
-    yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s", command)
+    yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s")
     best = median(rates)
     shares = [count / best / second for second in seconds]
     note = f"{count / 1e6:.1f} MB a step"
     if count < 2**26:
         note += ": so few bytes may stay in the processor's cache; then this is not a bound"
-    yield row("plain step, of bandwidth", shares, "share", command, "read bandwidth", None, note)
+    yield row("plain step, of bandwidth", shares, "share", "read bandwidth", None, note)
 
 
 def bytes_read(context: BenchContext) -> int:
@@ -123,21 +116,15 @@ def bytes_read(context: BenchContext) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def read_rates(context: BenchContext, repeats: int = 7) -> list[float]:
+def read_rates(context: BenchContext) -> list[float]:
     """Bytes a second of sums over a buffer larger than any cache."""
     device = context.loaded.engine.backbone.device
     size = BUFFER.get(device.type, BUFFER["cpu"])
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
     buffer = torch.ones(size // 4, device=device)
-    rates = []
-    for number in range(repeats + 1):
-        context.synchronise()
-        started = perf_counter()
-        float(buffer.sum())
-        if number:
-            rates.append(buffer.nbytes / (perf_counter() - started))
-    return rates
+    seconds = [context.seconds(lambda: float(buffer.sum())) for _ in range(1 + READS)]
+    return [buffer.nbytes / one for one in seconds[1:]]
 
 
 def host_gaps(context: BenchContext) -> Iterator[Row]:
@@ -146,9 +133,7 @@ def host_gaps(context: BenchContext) -> Iterator[Row]:
     name, backend = "host gap in a step", context.loaded.engine.backend
     vocabulary = context.loaded.engine.backbone.vocabulary
     prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
-    source = source_tree(context.loaded.calibration, context.loaded.info.heads)
-    command = "medusa-chat bench --study elsewhere"
-    for tree in (ROOT, source.head(max(context.loaded.info.nodes, 4))):
+    for tree in (ROOT, context.source.head(max(context.loaded.info.nodes, 4))):
         shares = []
         for number in range(context.rounds + 1):
             before = backend.seconds
@@ -157,17 +142,16 @@ def host_gaps(context: BenchContext) -> Iterator[Row]:
                 shares.append(1 - (backend.seconds - before) / run.seconds)
         shown = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
         if shares:
-            yield row(f"{name}, {shown}", shares, "share", command)
+            yield row(f"{name}, {shown}", shares, "share")
 
 
 def contexts(context: BenchContext) -> Iterator[Row]:
     """A plain step and a tree step after 1k to 32k tokens, as far as the context reaches."""
     context.progress("long contexts")
-    loaded, command = context.loaded, "medusa-chat bench --study context"
+    loaded = context.loaded
     room = loaded.engine.backbone.context - 16
-    tree = source_tree(loaded.calibration, loaded.info.heads)
     nodes = max(loaded.info.nodes, 4)
-    profiler = StepProfiler(loaded.engine, tree)
+    profiler = StepProfiler(loaded.engine, context.source)
     base: list[float] = []
     try:
         for length in CONTEXTS:
@@ -181,8 +165,8 @@ def contexts(context: BenchContext) -> Iterator[Row]:
             plain = [1e3 * s for s in _times(context, profiler, 1, at, 5)]
             wide = [1e3 * s for s in _times(context, profiler, nodes, at, 5)]
             base = base or plain
-            yield row(f"step {name}", plain, "ms", command, "behind 1k", base)
-            yield row(f"step of {nodes} nodes {name}", wide, "ms", command, "its plain step", plain)
+            yield row(f"step {name}", plain, "ms", "behind 1k", base)
+            yield row(f"step of {nodes} nodes {name}", wide, "ms", "its plain step", plain)
     finally:
         profiler.leave()
 
@@ -191,12 +175,5 @@ def _times(
     context: BenchContext, profiler: StepProfiler, nodes: int, length: int, count: int
 ) -> list[float]:
     """Seconds of `count` steps, after one that is not counted."""
-    found = []
     profiler.try_out(nodes, length)
-    for _ in range(count + 1):
-        context.synchronise()
-        started = perf_counter()
-        profiler.step(nodes, length)
-        context.synchronise()
-        found.append(perf_counter() - started)
-    return found[1:]
+    return [context.seconds(lambda: profiler.step(nodes, length)) for _ in range(count + 1)][1:]

@@ -22,8 +22,7 @@ def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where
     """header: of all files of the model. Raises ModelError for a layer that is missing and, in the
     families that are known, for any tensor that is missing or of another shape. A quantised model
     stores its weights otherwise: only its layers are counted."""
-    text = config.get("text_config") or config
-    _refuse_missing_layers(header, text.get("num_hidden_layers"), where)
+    _refuse_missing_layers(header, config.get("num_hidden_layers"), where)
     if not are_known(config) or config.get(QUANTISED):
         return
     starts = [name.removesuffix(EMBEDDINGS) for name in header if name.endswith(EMBEDDINGS)]
@@ -49,7 +48,7 @@ def are_known(config: Mapping[str, Any]) -> bool:
 
 def _outer(header: Mapping[str, Entry], name: str) -> Entry | None:
     """A tensor that stands beside the layers, whatever is before its name."""
-    return next((e for n, e in header.items() if n == name or n.endswith(f".model.{name}")), None)
+    return next((e for n, e in header.items() if n == name or n.endswith(f"model.{name}")), None)
 
 
 def _refuse_missing_layers(header: Mapping[str, Entry], count: object, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.backbone_shapes import refuse_misfits
@@ -14,13 +15,13 @@ from medusa_chat.checkpoints.layouts.folders import (
     heads_in,
 )
 from medusa_chat.checkpoints.layouts.gguf_config import family_of, gguf_config
-from medusa_chat.checkpoints.layouts.gguf_header import read_gguf
 from medusa_chat.checkpoints.layouts.gguf_names import entries, renamed
+from medusa_chat.checkpoints.layouts.gguf_parts import read_gguf
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.settings_files import refuse_odd_config
 from medusa_chat.checkpoints.layouts.source import Source
-from medusa_chat.errors import ModelError
-from medusa_chat.gguf_files import choose_file, part_of_split
+from medusa_chat.checkpoints.layouts.text_splits import unknown_split
+from medusa_chat.gguf_files import choose_file, parts_of
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def backbone_of(source: Source) -> BackboneFiles | None:
     return next(filter(None, (_backbone_in(folder, None) for folder in _folders(source))), None)
 
 
+def place_in(source: Path, files: BackboneFiles) -> Path:
+    """A model's folder below the source's, or its GGUF file there, by its first part."""
+    return source / files.folder / (files.files[0] if files.stored else "")
+
+
 def _backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
     return backbone_in(folder, heads) or gguf_in(folder)
 
@@ -105,18 +111,14 @@ def _folders(source: Source) -> list[Folder]:
 
 
 def gguf_in(folder: Folder) -> BackboneFiles | None:
-    """The model in the GGUF file of a folder, None where there is none. Its config comes from the
-    file; what lies beside it is not read. Raises ModelError."""
-    file, why = choose_file(folder.sizes)
-    if file is None:
+    """The model in the GGUF file of the source that is read, where it lies in this folder, else
+    None. Its config comes from the file; what lies beside it is not read. Raises ModelError."""
+    path, why = choose_file(folder.source.files())
+    if path is None or path.rpartition("/")[0] != folder.folder:
         return None
-    path = folder.path(file)
     where = f"{folder.source.name}/{path}"
-    if part := part_of_split(file):
-        raise ModelError(
-            f"{where} is {part}: join the parts with llama-gguf-split --merge, or take another file"
-        )
     header = read_gguf(folder.source, path)
+    files = parts_of(path.rpartition("/")[2])
     config = gguf_config(header, folder.source, path)
     refuse_odd_config(config, where)
     names = renamed(header, family_of(header, where), where)
@@ -124,11 +126,11 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
     return BackboneFiles(
         folder=folder.folder,
         config=config,
-        files=(file,),
+        files=files,
         missing=(),
-        bytes=folder.sizes[file],
+        bytes=sum(folder.sizes[file] for file in files),
         has_tokenizer=True,
         stored=header.quantisation,
         kept=header.kept_bytes,
-        notes=(why,) if why else (),
+        notes=tuple(filter(None, (why, unknown_split(header.metadata)))),
     )

@@ -7,16 +7,20 @@ from typing import Any
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 
 REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
+# a share of the network, as Windows reads a name: opening one tells its host who the user is
+SHARE = re.compile(r"[\\/]([\\/]|\?\?)")
 # where each tool writes it; the first that is there counts
 HEADS = ("medusa_num_heads", "num_medusa_heads", "num_heads")
 LAYERS = ("medusa_num_layers", "num_medusa_layers", "num_hidden_layers")
 
 
 def base_of(config: Mapping[str, Any]) -> str | None:
-    """The backbone that the config names, None for none ("N/A" is none)."""
+    """The backbone that the config names, None for none ("N/A" is none, and a share of the network,
+    which only the user may name)."""
     base = config.get("base_model_name_or_path")
-    if isinstance(base, str) and base.strip().lower() not in ("", "n/a", "none", "null"):
-        return base.strip()[:300]
+    base = base.strip() if isinstance(base, str) else ""
+    if base.lower() not in ("", "n/a", "none", "null") and not SHARE.match(base):
+        return base[:300]
     copied = config.get("_name_or_path")  # transformers' own, in a config that was copied whole
     return copied if isinstance(copied, str) and REPO.match(copied) else None
 

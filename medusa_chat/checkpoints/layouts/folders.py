@@ -13,6 +13,7 @@ from medusa_chat.checkpoints.layouts.names import are_heads, part_of, prefix_of
 from medusa_chat.checkpoints.layouts.settings_files import refuse_odd_settings
 from medusa_chat.checkpoints.layouts.shapes import read_heads
 from medusa_chat.checkpoints.layouts.source import LocalFolder, Source, read_json
+from medusa_chat.checkpoints.layouts.text_part import text_part
 from medusa_chat.errors import ModelError
 
 WEIGHTS = (".safetensors", ".pt", ".bin")
@@ -30,10 +31,10 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 @dataclass(frozen=True)
 class BackboneFiles:
     """A whole model. folder: "" or the folder below. files: its weights in that folder, all
-    .safetensors or all pickles, or one GGUF file; missing: what its index names and is not there.
-    stored: the type of most weights of a GGUF file, which holds config and tokenizer as well.
-    kept: bytes of its matrices where our C code keeps them as a GGUF file has them, also after that
-    was converted. notes: why these files."""
+    .safetensors, all pickles, or the parts of one GGUF file; missing: what its index names and is
+    not there. stored: the type of most weights of a GGUF file, which holds config and tokenizer as
+    well. kept: bytes of its matrices where our C code keeps them as a GGUF file has them, after it
+    was converted too. notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -85,21 +86,34 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
     if not isinstance(config.get("model_type"), str) or config["model_type"] == "medusa":
         return None
     only_heads = set() if heads is None or heads.is_whole else set(heads.files)
-    files, missing, _ = _model_files(folder)
+    files, missing, table = _model_files(folder)
     files = [file for file in files if folder.path(file) not in only_heads]
     if not files and not missing:
         return None
+    if files and not table and files[0].endswith(WEIGHTS[0]) and files != ["model.safetensors"]:
+        raise ModelError(_unnamed(folder, files[0]))
     refuse_odd_settings(folder.source, folder.folder, list(folder.sizes), config)
+    text = text_part(config)
+    notes = (f"of {config['model_type']} the text part alone is read, for chats by text",)
     if isinstance(folder.source, LocalFolder) and not missing:
-        _refuse_weights(folder, files, config)
+        _refuse_weights(folder, files, text)
     return BackboneFiles(
         folder=folder.folder,
-        config=config,
+        config=text,
         files=tuple(files),
         missing=tuple(missing),
         bytes=sum(folder.sizes[file] for file in files),
         has_tokenizer=any(name in folder.sizes for name in TOKENIZERS),
+        notes=() if text is config else notes,
     )
+
+
+def _unnamed(folder: Folder, file: str) -> str:
+    """Why weights that neither an index nor their own name tells of are not read."""
+    where, index = f"{folder.source.name}/{folder.path(file)}", "model.safetensors.index.json"
+    if "-of-" in file:
+        return f"{where} is one of several files and {index} is missing: fetch it too"
+    return f"{where} is not the name of a model's weights: rename it to model.safetensors"
 
 
 def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any]) -> None:

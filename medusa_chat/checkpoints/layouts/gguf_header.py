@@ -1,4 +1,4 @@
-"""read_gguf(): the header of a GGUF file, the format of llama.cpp, read and checked.
+"""read_part(): the header of one GGUF file, the format of llama.cpp, read and checked.
 
 Every count, length and offset is checked before it is used, for the libraries that read such a file
 believe them. Imports no package; the tensors' values stay where they are. The format: "GGUF",
@@ -15,6 +15,7 @@ from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader, Placed
 from medusa_chat.checkpoints.layouts.headers import first_bytes
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.errors import ModelError
+from medusa_chat.gguf_files import part_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -39,20 +40,22 @@ NUMBERS = {
 T = TypeVar("T")
 
 
-def read_gguf(source: Source, file: str) -> GgufHeader:
-    """The header of a GGUF file. Raises ModelError, in one line."""
+def read_part(source: Source, file: str) -> GgufHeader:
+    """The header of one file by itself: a part of a split one may have no tensors of its own, and
+    all but the first no tokenizer. Raises ModelError, in one line."""
     where = f"{source.name}/{file}"
     start = first_bytes(source, file)
     if start[:4] != MAGIC:
         raise ModelError(f"{where} is not a GGUF file: it does not begin with GGUF: {REMEDY}")
     size = source.files()[file]
     try:
-        return _parse(GgufReader(source, file, size), size)
+        return _parse(GgufReader(source, file, size), file, size)
     except Broken as error:
         raise ModelError(f"{where} is broken: {error}: {REMEDY}") from error
 
 
-def _parse(reader: GgufReader, size: int) -> GgufHeader:
+def _parse(reader: GgufReader, file: str, size: int) -> GgufHeader:
+    number, count = part_of(file)
     reader.take(len(MAGIC))
     version = reader.number("I")
     if version not in VERSIONS:
@@ -60,14 +63,15 @@ def _parse(reader: GgufReader, size: int) -> GgufHeader:
         kind = "big-endian" if big else f"version {version}"
         raise Broken(f"it is {kind}, and only little-endian files of version 2 and 3 are read")
     tensors, keys = reader.numbers("Q", 2)
-    if not 1 <= tensors <= MAX_TENSORS or keys > MAX_KEYS:
+    if not (count == 1) <= tensors <= MAX_TENSORS or keys > MAX_KEYS:
         raise Broken(
             f"it claims {tensors} tensors and {keys} keys: 1 to {MAX_TENSORS} tensors and at most "
             f"{MAX_KEYS} keys are allowed"
         )
     metadata = _distinct(_metadata(reader, keys), "key")
     infos = _distinct(_infos(reader, tensors), "tensor")
-    _refuse_odd_tokens(metadata)
+    if number == 1:
+        _refuse_odd_tokens(metadata)
     step = metadata.get("general.alignment", 32)
     if type(step) is not int or not 8 <= step <= MAX_ALIGNMENT or step & (step - 1):
         raise Broken(f"its general.alignment is {str(step)[:40]}, not a power of two from 8")

@@ -25,19 +25,52 @@ SHARED = {
 }
 ONE_NORM = SHARED | {"ffn_norm": "post_attention_layernorm"}
 QUERY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-FOUR_NORMS = SHARED | {
+POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+FOUR_NORMS = SHARED | POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
+GLM_NORMS = ONE_NORM | {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+MERGED = {"ffn_up": "mlp.gate_up_proj"}
+STACKED = {  # of all experts of a layer; transformers has each one's gate and up side by side
+    "ffn_gate_exps": "experts.gate_up_proj",
+    "ffn_up_exps": "experts.gate_up_proj",
+    "ffn_down_exps": "experts.down_proj",
+}
+SHARED_GATE = "ffn_gate_inp_shexp"
+EXPERTS = {"ffn_gate_inp": "mlp.gate"} | {key: f"mlp.{name}" for key, name in STACKED.items()}
+EVERY = {  # the expert that every token has
+    SHARED_GATE: "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+SPARSE = {"ffn_gate_inp": "block_sparse_moe.router"}
+SPARSE |= {key: f"block_sparse_moe.{name}" for key, name in STACKED.items()}
 INSIDE: Mapping[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
-    "llama": ONE_NORM,
+    "llama": ONE_NORM | EXPERTS,
+    "mistral3": ONE_NORM,
+    "smollm3": ONE_NORM,
+    "granite": ONE_NORM,
+    "granitemoe": ONE_NORM | SPARSE,
     "qwen2": ONE_NORM,
+    "qwen2moe": ONE_NORM | EXPERTS | EVERY,
     "qwen3": ONE_NORM | QUERY_NORMS,
+    "qwen3moe": ONE_NORM | QUERY_NORMS | EXPERTS,
+    "gemma": ONE_NORM,
     "gemma2": FOUR_NORMS,
     "gemma3": FOUR_NORMS | QUERY_NORMS,
-    "phi3": ONE_NORM | MERGED,
+    "phi3": ONE_NORM | MERGED | {"attn_qkv": "self_attn.qkv_proj"},
+    "glm4": GLM_NORMS | MERGED,
+    "olmo2": SHARED | POST_NORMS | QUERY_NORMS,
+    "olmoe": ONE_NORM | QUERY_NORMS | EXPERTS,
+    "exaone4": SHARED | POST_NORMS | QUERY_NORMS,
+    "command-r": SHARED,
+    "cohere2": SHARED,
+    "seed_oss": SHARED | {"post_attention_norm": "post_attention_layernorm"},
 }
 # frequencies of the rotary embedding, which become part of the config (gguf_rope.py)
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -52,7 +85,7 @@ def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
             continue
         match = LAYER.fullmatch(name)
         inside = INSIDE[family].get(match[2]) if match else None
-        found = f"model.layers.{match[1]}.{inside}.{match[3]}" if match and inside else None
+        found = _in_layer(match[1], inside, match[3]) if match and inside else None
         if (place := OUTER.get(name, found)) is None:
             raise ModelError(
                 f"{where} holds the tensor {name[:80]!r}, which the family {family} has no place "
@@ -62,6 +95,26 @@ def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
     return names
 
 
+def _in_layer(layer: str, inside: str, kind: str) -> str:
+    stacked = inside.endswith(tuple(STACKED.values()))  # a parameter, not a module
+    return f"model.layers.{layer}.{inside}" + ("" if stacked else f".{kind}")
+
+
+def shapes(header: GgufHeader, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor as transformers names it, in the order in which they are written;
+    of gates and ups that do not fit each other ()."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, place in names.items():
+        shape = header.tensors[name].shape
+        if SHARED_GATE in name and len(shape) == 1:
+            shape = (1, *shape)
+        if place in found:
+            fits = found[place] == shape and len(shape) == 3
+            shape = (shape[0], 2 * shape[1], shape[2]) if fits else ()
+        found[place] = shape
+    return found
+
+
 def entries(header: GgufHeader, names: Mapping[str, str]) -> dict[str, Entry]:
     """The tensors as transformers names them, with their shapes."""
-    return {place: Entry("F32", header.tensors[name].shape) for name, place in names.items()}
+    return {place: Entry("F32", shape) for place, shape in shapes(header, names).items()}

@@ -10,42 +10,60 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.gguf_names import ROPE
+from medusa_chat.checkpoints.layouts.gguf_numbers import positive
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.errors import ModelError
 
 FREQUENCIES, LONG, SHORT = ROPE
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+NESTED = ("gemma3_text", "olmo3")  # layers with a window have an embedding of their own
+PARTIAL = ("phi3", "glm4")  # a part of each head is turned
+YARN = {
+    "attention_factor": ("yarn_attn_factor", "attn_factor"),
+    "beta_fast": ("yarn_beta_fast",),
+    "beta_slow": ("yarn_beta_slow",),
+    "mscale": ("yarn_log_multiplier",),
+    "mscale_all_dim": ("yarn_log_multiplier",),
+}
 MOST = 1024  # numbers of such a tensor
 SAME = 1e-3
 
 
 def rope_parameters(
-    header: GgufHeader, family: str, width: int, source: Source, file: str
+    header: GgufHeader, family: str, kind: str, width: int, source: Source, file: str
 ) -> dict[str, Any]:
-    """rope_parameters as a transformers config has them. width: numbers of an attention head.
-    Raises ModelError for a scaling that is not known."""
+    """rope_parameters as a transformers config has them. kind: the model_type there; width: numbers
+    of an attention head. Raises ModelError for a scaling that is not known."""
     where = f"{source.name}/{file}"
-    base = _number(header.metadata, f"{family}.rope.freq_base", 10_000.0, where)
+    base = positive(header.metadata, f"{family}.rope.freq_base", 10_000.0, where)
     found = _scaling(header.metadata, family, where)
     if LONG in header.tensors or SHORT in header.tensors:
         found = _long(header, family, source, file)
     if FREQUENCIES in header.tensors:
         found = _llama3(_floats(header, FREQUENCIES, source, file), base, width, where)
     turned = header.metadata.get(f"{family}.rope.dimension_count", width)
-    if family == "phi3" and type(turned) is int and 0 < turned < width:
+    if turned != width and family not in PARTIAL:
+        raise _unknown(where, f"for a part of each head, {str(turned)[:40]} of {width} numbers")
+    if family in PARTIAL and type(turned) is int and 0 < turned <= width:
         found |= {"partial_rotary_factor": turned / width}
     parameters = {"rope_type": "default", "rope_theta": base} | found
-    if family != "gemma3":
+    if kind == "ministral3":
+        if parameters["rope_type"] != "yarn":
+            raise _unknown(where, "by position, without YaRN")
+        key = f"{family}.attention.temperature_scale"
+        parameters["llama_4_scaling_beta"] = positive(header.metadata, key, None, where)
+    if kind not in NESTED:
         return parameters
-    near = _number(header.metadata, "gemma3.rope.freq_base_swa", 10_000.0, where)
+    usual = 10_000.0 if kind == "gemma3_text" else base
+    near = positive(header.metadata, f"{family}.rope.freq_base_swa", usual, where)
     windowed = {"rope_type": "default", "rope_theta": near}
     return {"full_attention": parameters, "sliding_attention": windowed}
 
 
 def _scaling(metadata: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
     kind = metadata.get(f"{family}.rope.scaling.type", "none")
-    factor = _number(metadata, f"{family}.rope.scaling.factor", 1.0, where)
+    factor = positive(metadata, f"{family}.rope.scaling.factor", 1.0, where)
     if kind == "none" or factor == 1.0:
         return {}
     start = metadata.get(f"{family}.rope.scaling.original_context_length")
@@ -53,6 +71,9 @@ def _scaling(metadata: Mapping[str, Any], family: str, where: str) -> dict[str, 
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and type(start) is int and start > 0:
         scaled = {"factor": factor, "original_max_position_embeddings": start}
+        for name, keys in YARN.items():
+            if key := next((k for k in keys if f"{family}.rope.scaling.{k}" in metadata), None):
+                scaled[name] = positive(metadata, f"{family}.rope.scaling.{key}", None, where)
         return {"rope_type": "yarn"} | scaled
     if kind == "longrope":
         return {}  # its factors are tensors
@@ -103,13 +124,6 @@ def _floats(header: GgufHeader, name: str, source: Source, file: str) -> list[fl
     if not all(0 < value < math.inf for value in values):
         raise _unknown(f"{source.name}/{file}", f"in {name}, not positive numbers")
     return list(values)
-
-
-def _number(metadata: Mapping[str, Any], key: str, default: float, where: str) -> float:
-    value = metadata.get(key, default)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
-    return float(value)
 
 
 def _unknown(where: str, what: str) -> ModelError:

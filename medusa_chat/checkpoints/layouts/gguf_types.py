@@ -23,18 +23,19 @@ KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
 @dataclass(frozen=True)
 class Placed:
     """A tensor in a file. shape: rows first, as torch has it; type: a key of TYPES; start: its
-    first byte in the file."""
+    first byte in the file; file: the part of a split file that it lies in, by its name."""
 
     shape: tuple[int, ...]
     type: int
     start: int
     bytes: int
+    file: str = ""
 
 
 @dataclass(frozen=True)
 class GgufHeader:
     """metadata: texts, numbers and short lists of numbers by key; of a list of texts, and of a long
-    one, only the count. tensors: by name, in the order of the file."""
+    one, only the count. tensors: by name, in the order of the file or of its parts."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Placed]

@@ -5,7 +5,6 @@ parser believes shapes and offsets; here a header from a Hub repo is checked bef
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.entry import MAX_DIMENSIONS, REMEDY, SIZES, Entry
@@ -14,7 +13,6 @@ from medusa_chat.checkpoints.layouts.torch_archive import read_archive
 from medusa_chat.errors import ModelError
 
 MAX_HEADER = 32_000_000
-Header = Mapping[str, Entry]
 
 
 def read_header(source: Source, file: str) -> dict[str, Entry]:

@@ -5,6 +5,7 @@ Or over which it would work without end."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.quantisation import refuse_unread
 from medusa_chat.checkpoints.layouts.source import LocalFolder, Source, read_json
 from medusa_chat.errors import ModelError
 
@@ -48,6 +49,8 @@ def refuse_odd_settings(
 def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
     if name == "config.json":
         refuse_odd_config(values, where)
+        for part in (values, values.get("text_config") or {}):
+            refuse_unread(part, where)
     if "eos_token_id" in values:
         _refuse_ends(values["eos_token_id"], where)
     for key in ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"):
@@ -60,11 +63,11 @@ def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
 
 def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
     """Refuse numbers out of range, and parts of another type than every family has."""
-    for key in OBJECTS_INSIDE:
-        if not isinstance(config.get(key), dict | None):
-            raise ModelError(f"{where} has no valid {key}: fetch it again")
     inner = config.get("text_config") or {}
-    for part in (config, inner):
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        for key in OBJECTS_INSIDE:
+            if not isinstance(part.get(key), dict | None):
+                raise ModelError(f"{where} has no valid {key}: fetch it again")
         for key in COUNTS:
             value = part.get(key)
             if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):

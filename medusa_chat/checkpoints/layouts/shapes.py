@@ -134,14 +134,14 @@ def _measure(
         raise ModelError(
             f"{where}: hidden size {hidden} or {rows} tokens is out of range: fetch it again"
         )
+    if TOKEN_MAP in entries and rows is None:
+        raise ModelError(f"{where} has a token map and no LM head: fetch it again")
     for name, entry in entries.items():
         expected = _shape(name, hidden, rows)
         if entry.shape != expected:
             raise ModelError(
                 f"{where}: tensor {names[name]!r} is {entry.shape}, not {expected}; fetch it again"
             )
-    if TOKEN_MAP in entries and lm is None:
-        raise ModelError(f"{where} has a token map and no LM head: fetch it again")
     return hidden, rows
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from medusa_chat.checkpoints.layouts.regular_files import in_time, read_piece, size_of
 from medusa_chat.errors import ModelError
+from medusa_chat.gguf_files import parts_of
 
 MAX_JSON = 16_000_000  # the index of a model of a hundred shards has 1 MB
 
@@ -31,8 +32,8 @@ class Source(Protocol):
 
 
 class LocalFolder:
-    """A folder on this disk and the folders one level below, or one file of it alone (`only`). Its
-    files are listed once."""
+    """A folder on this disk and the folders one level below that may be read, or one GGUF file of
+    it alone, with its parts (`only`). Its files are listed once."""
 
     def __init__(self, folder: Path, name: str | None = None, only: str | None = None) -> None:
         self.folder = folder
@@ -48,10 +49,12 @@ class LocalFolder:
 
     def _listed(self) -> dict[str, int]:
         if self._only is not None:
-            return {self._only: size_of(self.folder / self._only)}
+            places = {name: self.folder / name for name in parts_of(self._only)}
+            return {name: size_of(path) for name, path in places.items() if os.path.lexists(path)}
         found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
-        for entry in list(found):
-            if _is_folder(entry):
+        whole = self.folder.resolve()
+        for entry in list(found) if whole != whole.parent else ():  # / holds the whole system
+            if _is_folder(entry) and os.access(entry.path, os.R_OK | os.X_OK):  # not lost+found
                 below = [e for e in os.scandir(entry.path) if not e.name.startswith(".")]
                 found += [e for e in below if not _is_folder(e)]
         files = [Path(entry.path) for entry in found if not _is_folder(entry)]

@@ -26,10 +26,7 @@ IN_LAYERS = {
     "turned": "rotation and cache in one kernel",
     "gated": "the gate in one kernel",
 }
-ON_LOGITS = {
-    "draw": "samples and their noise in one kernel",
-    "sums": "entropies in one kernel",
-}
+ON_LOGITS = {"draw": "samples and their noise in one kernel", "sums": "entropies in one kernel"}
 NAMES = IN_LAYERS | ON_LOGITS
 ROWS = (1, 16)  # of steps that they are timed at
 CASES = ((1, True), (5, False), (16, True))  # rows compared, and whether at places of the device
@@ -40,18 +37,19 @@ LOGITS_OFF = 1e-4  # of a sum from torch's, as a share of the largest; no token 
 @dataclass(frozen=True)
 class Sizes:
     """The vocabulary of a model; of its merged layers the hidden size, heads H and H_kv, and the
-    width of a head and of the gate."""
+    width of a head, of what is turned of it (0: of it all) and of the gate."""
 
     vocabulary: int
     hidden: int = 0
     heads: tuple[int, int] = (0, 0)
     width: int = 0
     gate: int = 0
+    rotary: int = 0
 
     @classmethod
-    def of(cls, vocabulary: int, layer: FusedLayer) -> "Sizes":
-        gate = layer.config.intermediate_size
-        return cls(vocabulary, layer.before.weight.numel(), layer.heads, layer.head_dim, gate)
+    def of(cls, vocabulary: int, layer: FusedLayer, rotary: int) -> "Sizes":
+        gate, hidden = layer.config.intermediate_size, layer.before.weight.numel()
+        return cls(vocabulary, hidden, layer.heads, layer.head_dim, gate, rotary)
 
 
 def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
@@ -64,7 +62,8 @@ def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
     if name in IN_LAYERS:
         if not layers or dtype not in TOLERANCES:
             return []
-        sizes, limit = Sizes.of(size, layers[0]), TOLERANCES[dtype]
+        rotary = 2 * backbone.model.get_decoder().rotary_emb.inv_freq.numel()
+        sizes, limit = Sizes.of(size, layers[0], rotary), TOLERANCES[dtype]
         users = [layer.ops for layer in layers]
     off = partial(difference, name, sizes, device, dtype)
     given = (arguments(name, sizes, rows, device, dtype, dtype) for rows in ROWS)
@@ -147,4 +146,4 @@ def arguments(
     layer.start = 0 if is_fixed else BEFORE
     cache = Cache(layers=[layer])
     qkv = draw(1, rows, (sizes.heads[0] + 2 * sizes.heads[1]) * sizes.width)
-    return qkv, *draw(2, 1, rows, sizes.width), sizes.heads, cache, 0
+    return qkv, *draw(2, 1, rows, sizes.rotary or sizes.width), sizes.heads, cache, 0

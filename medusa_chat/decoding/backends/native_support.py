@@ -3,13 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-FAMILIES = ("llama", "mistral", "qwen2")  # whose layers are merged (fused_layers.py)
-FIXED_ROPES = (
-    "default",
-    "linear",
-    "llama3",
-    "yarn",
-)  # whose angles do not depend on the text's length
+FAMILIES = ("llama", "mistral", "qwen2", "phi3")  # whose layers are merged (fused_layers.py)
 LANES = 8
 WIDEST = 512  # largest head_dim
 LARGEST = 16384  # largest hidden_size
@@ -17,17 +11,13 @@ LARGEST = 16384  # largest hidden_size
 
 def reaches(config: Mapping[str, Any]) -> bool:
     """Whether the C library supports a text model of this config: a known family with gated SiLU,
-    one kind of attention layer, rotary angles that do not depend on the text's length, and a hidden
-    size of whole vectors."""
+    one kind of attention layer, and a hidden size of whole vectors."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if config.get("model_type") not in FAMILIES or not hidden or not heads:
         return False
     width = config.get("head_dim") or hidden // heads
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
     return (
         config.get("hidden_act", "silu") == "silu"
-        and kind in FIXED_ROPES
         and not _is_mixed(config)
         and hidden % LANES == 0
         and hidden <= LARGEST

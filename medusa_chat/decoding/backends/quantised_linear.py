@@ -3,6 +3,7 @@
 quantised_trial.py says where it is used."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ BUCKETS = (8, 16, 32, 64)  # rows at most, of each program
 
 class QuantisedLinear(nn.Module, ABC):
     """Our product of up to 64 rows with weights of `bits` bits, for the numbers of rows in
-    `buckets`; `many` for all others. [..., K] -> [..., N]."""
+    `buckets`; `many` for all others. [..., K] -> [..., N]; shape: N, K."""
 
     bits: int
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
+        self.shape = tuple(shape)
         self.buckets: frozenset[int] = frozenset()
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -54,11 +56,6 @@ class QuantisedLinear(nn.Module, ABC):
         """In which products are computed; None for that of the input."""
         return None
 
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
-
 
 class Nf4Linear(QuantisedLinear):
     """bitsandbytes' linear of 4 bits, which it calls for many rows."""
@@ -66,8 +63,8 @@ class Nf4Linear(QuantisedLinear):
     bits = 4
 
     def __init__(self, linear: Any) -> None:
-        super().__init__()
         state = linear.weight.quant_state
+        super().__init__(state.shape)
         if state.nested:  # decoded once, for both
             state.absmax, state.nested, state.state2 = absmax(state), False, None
         self.stock = linear
@@ -87,12 +84,6 @@ class Nf4Linear(QuantisedLinear):
         found: torch.dtype | None = self.stock.compute_dtype
         return found
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See QuantisedLinear."""
-        outputs, inputs = self.stock.weight.quant_state.shape
-        return outputs, inputs
-
 
 class Int8Linear(QuantisedLinear):
     """A linear with weights as bitsandbytes rounds them to 8 bits, and unrounded activations; for
@@ -102,7 +93,7 @@ class Int8Linear(QuantisedLinear):
     bits = 8
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
+        super().__init__(codes.shape)
         self.codes: Tensor
         self.scales: Tensor
         self.bias: Tensor | None
@@ -119,12 +110,6 @@ class Int8Linear(QuantisedLinear):
     def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """See QuantisedLinear."""
         return self.codes, self.scales, self.bias
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """See QuantisedLinear."""
-        outputs, inputs = self.codes.shape
-        return outputs, inputs
 
 
 def take_int8(model: nn.Module) -> None:

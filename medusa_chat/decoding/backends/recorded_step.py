@@ -14,11 +14,11 @@ from medusa_chat.decoding.step_result import Frame, packed
 
 class DeviceSettings:
     """The part of GenerationSettings that a rule reads, with numbers as tensors [] on the device,
-    so that one graph serves all temperatures, thresholds and seeds. Greedy or not, top-k and top-p
-    change the operators of a step and are constants of a graph."""
+    so that one graph serves all temperatures, thresholds and seeds. Greedy or not, top-k, top-p
+    and min-p change the operators of a step and are constants of a graph."""
 
     def __init__(self, settings: GenerationSettings, device: torch.device) -> None:
-        self.is_greedy, self.top_k, self.top_p = kind_of(settings)
+        self.is_greedy, self.top_k, self.top_p, self.min_p = kind_of(settings)
         self._scale, self.posterior_threshold, self.posterior_alpha = torch.ones(3, device=device)
         self.seed = torch.zeros((), dtype=torch.long, device=device)
 
@@ -37,11 +37,11 @@ class DeviceSettings:
         self.seed.fill_(settings.seed or 0)
 
 
-def kind_of(settings: GenerationSettings) -> tuple[bool, int, float]:
-    """The settings that need a graph of their own: (is_greedy, top_k, top_p)."""
+def kind_of(settings: GenerationSettings) -> tuple[bool, int, float, float]:
+    """The settings that need a graph of their own: (is_greedy, top_k, top_p, min_p)."""
     if settings.is_greedy:
-        return True, 0, 1.0
-    return False, settings.top_k, settings.top_p
+        return True, 0, 1.0, 0.0
+    return False, settings.top_k, settings.top_p, settings.min_p
 
 
 class RecordedStep:

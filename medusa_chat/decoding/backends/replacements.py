@@ -17,7 +17,8 @@ PLAIN_NORMS = {
     for family in "Llama Mistral Mixtral Qwen2 Qwen3 Phi3 Olmo2 Granite SmolLM3".split()
 }
 # families whose layers are norm, rotary attention, norm, gated SiLU, and nothing else
-PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2")}
+PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Phi3")}
+PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 class PackedLinear(nn.Module):
@@ -85,9 +86,9 @@ def fused(layer: Any, packs: bool) -> FusedLayer:
     lay = packed if packs else lambda linear: linear
     return FusedLayer(
         layer,
-        qkv=lay(merge(attention, "q_proj", "k_proj", "v_proj")),
+        qkv=lay(merge(attention, *parts_of(attention, "qkv_proj"))),
         out=lay(moved(attention.o_proj)),
-        gate_up=lay(merge(mlp, "gate_proj", "up_proj")),
+        gate_up=lay(merge(mlp, *parts_of(mlp, "gate_up_proj"))),
         down=lay(moved(mlp.down_proj)),
     )
 
@@ -99,30 +100,40 @@ def is_plain_layer(module: nn.Module) -> bool:
         return False
     layer: Any = module
     attention, mlp = layer.self_attn, layer.mlp
-    merged = [(attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)]
-    alone = (attention.o_proj, mlp.down_proj)
     is_silu = attention.config.hidden_act == "silu"
-    is_alone = all(type(one) in (nn.Linear, Int8Linear) or is_linear4(one) for one in alone)
-    return is_silu and is_alone and all(map(_fits, merged))
+    merged = [
+        tuple(getattr(parent, name) for name in parts_of(parent, whole))
+        for parent, whole in ((attention, "qkv_proj"), (mlp, "gate_up_proj"))
+    ]
+    return is_silu and all(map(_fits, [*merged, (attention.o_proj,), (mlp.down_proj,)]))
+
+
+def parts_of(parent: Any, whole: str) -> tuple[str, ...]:
+    """The names of the linears of an attention or MLP block that make the product `whole`: itself
+    where the family has it so (Phi-3)."""
+    return (whole,) if hasattr(parent, whole) else PARTS[whole]
 
 
 def _fits(linears: tuple[Any, ...]) -> bool:
+    """Whether these linears are one, or several that merge."""
     if all(is_linear4(linear) for linear in linears):
-        return can_merge(*linears)
+        return len(linears) == 1 or can_merge(*linears)
     return {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
 
 
 def merge(parent: Any, *names: str) -> Any:
-    """One linear with the outputs of several linears of `parent` side by side. No weight is held
-    twice: the linears' weights become views of it; in 4 and 8 bits the linears become `Outputs` of
-    it."""
+    """One linear with the outputs of one or several linears of `parent` side by side. No weight is
+    held twice: the linears' weights become views of it; in 4 and 8 bits the linears become
+    `Outputs` of it."""
     linears = [getattr(parent, name) for name in names]
     first = linears[0]
+    if len(linears) == 1:
+        return moved(first)
     if isinstance(first, Int8Linear):
-        return _parted(parent, names, merge8(*linears), [one.shape[0] for one in linears])
+        return parted(parent, names, merge8(*linears), [one.shape[0] for one in linears])
     sizes = [linear.out_features for linear in linears]
     if is_linear4(first):
-        whole = _parted(parent, names, merge4(*linears), sizes)
+        whole = parted(parent, names, merge4(*linears), sizes)
         for linear in linears:
             linear.weight = None  # in a reference cycle: freed now, not at the next collection
         return whole
@@ -135,7 +146,7 @@ def merge(parent: Any, *names: str) -> Any:
     return whole
 
 
-def _parted(parent: Any, names: Sequence[str], whole: Any, sizes: Sequence[int]) -> Any:
+def parted(parent: Any, names: Sequence[str], whole: Any, sizes: Sequence[int]) -> Any:
     """The merged linear; those of `parent` become Outputs of it."""
     start = 0
     for name, size in zip(names, sizes, strict=True):

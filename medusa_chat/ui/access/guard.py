@@ -1,51 +1,47 @@
 """Guard: what reaches the page. Host and Origin checks, a cap on bodies, security headers."""
 
+import asyncio
 import ipaddress
 import logging
 import re
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-GUEST = (
-    "medusa_chat.guest"  # the password gate's mark in a request's scope; its user name for Gradio
-)
-GUEST_HEADER = "x-medusa-guest"  # the same mark where only headers arrive
+from medusa_chat.ui.access.headers import with_headers
+from medusa_chat.ui.access.login_limit import is_let_in
+from medusa_chat.ui.access.notices import NOTICES
+
+OWNER = "owner"  # who asks, where no guest does; and the scope of what is the owner's
+GUEST = "medusa_chat.guest"  # in a request's scope: which guest asks; also their name for Gradio
+GUEST_HEADER = "x-medusa-guest"  # the same where only headers arrive
+# Who asks, while a request is answered; None elsewhere, as in the thread of Gradio's queue.
+ASKER: ContextVar[str | None] = ContextVar("asker", default=None)
 MAX_BODY = 4 * 1024 * 1024
+CHATS = "/chats"  # takes and gives the file of all conversations
+MAX_FILE = 64 * 1024 * 1024  # of a body there
+MAX_STRANGERS_BODY = 64 * 1024  # before the login, where the page has one
+BODY_SECONDS = 20.0  # for a body to arrive
+TOO_SLOW = "the request took too long to arrive: send it again"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 READING = ("GET", "HEAD", "OPTIONS")
 OTHER_SITE = "a request from another site is not allowed"
 MISSHAPEN = "this call does not fit the page: load the page again"
-# What Gradio offers and the page does not use: it takes files, fetches addresses or edits code.
+# What Gradio offers and the page does not use: it takes files, fetches addresses or logs out.
 CLOSED = re.compile(
-    r"/(upload|upload_progress|deep_link|process_recording|component_server|stream|"
+    r"/(upload|upload_progress|deep_link|process_recording|component_server|stream|logout|"
     r"(undo-)?vibe-[a-z-]+|proxy=.*|run-history|dev/reload)(/|$)"
 )
 
-# Gradio 6.31 runs inline scripts and compiles templates: escaping stays the first defence.
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "media-src 'self' blob:; connect-src 'self'; worker-src 'self' blob:; frame-src 'none'; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-}
-
 
 class Guard:
-    """ASGI middleware that answers 403, 404 and 413 before Gradio sees a request.
+    """ASGI middleware that answers 403, 404, 408 and 413 before Gradio sees a request.
 
     hosts: names allowed in Host beside the local ones, without a port. allow_addresses: let in
     every bare IP address, which no page can rebind; for a server that listens on all interfaces.
@@ -60,22 +56,25 @@ class Guard:
         *,
         allow_addresses: bool = False,
         origins: Iterable[str] = (),
-        max_body: int = MAX_BODY,
     ) -> None:
         self.app = app
         self.origins = {origin.lower() for origin in origins}
         named = {name_of(origin) for origin in self.origins}
         self.hosts = {*LOCAL_HOSTS, *(host.lower().strip("[]") for host in hosts), *named}
         self.allow_addresses = allow_addresses
-        self.max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
-            await self.app(scope, receive, send)
-        elif reason := self.refusal(scope):
+            return await self.app(scope, receive, send)
+        is_startup = scope["path"].endswith("/startup-events")  # Gradio's queue keeps its context
+        ASKER.set(None if is_startup else scope.get(GUEST, OWNER))
+        NOTICES.set(None if is_startup else [])
+        if reason := self.refusal(scope):
             await self._refuse(scope, receive, send, 403, reason)
         elif CLOSED.search(scope["path"]):
             await self._refuse(scope, receive, send, 404, "this page has nothing here")
+        elif "/heartbeat/" in scope["path"] and not is_let_in(HTTPConnection(scope)):
+            await self._refuse(scope, receive, send, 401, "log in first")
         elif scope["type"] == "websocket" or scope["method"] in READING:
             await self.app(scope, receive, with_headers(send))
         else:
@@ -108,17 +107,23 @@ class Guard:
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, counting what really arrives, then hand it on."""
-        declared = Headers(scope=scope).get("content-length", "0")
+        request = Request(scope)
+        most = MAX_FILE if scope["path"] == CHATS and GUEST not in scope else MAX_BODY
+        most = most if is_let_in(request) else MAX_STRANGERS_BODY
+        declared = request.headers.get("content-length", "0")
         messages: list[Message] = []
-        total = int(declared) if declared.isdecimal() else self.max_body + 1
-        if total <= self.max_body:
-            total, more = 0, True
-            while more and total <= self.max_body:
-                messages.append(await receive())
-                total += len(messages[-1].get("body", b""))
-                more = messages[-1].get("more_body", False)
-        if total > self.max_body:
-            reason = f"the request is too large: at most {self.max_body // 1024} KB"
+        more = declared.isdecimal() and int(declared) <= most
+        total = 0 if more else most + 1
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more and total <= most:
+                    messages.append(await receive())
+                    total += len(messages[-1].get("body", b""))
+                    more = messages[-1].get("more_body", False)
+        except TimeoutError:
+            return await self._refuse(scope, receive, send, 408, TOO_SLOW)
+        if total > most:
+            reason = f"the request is too large: at most {most // 1024} KB"
             return await self._refuse(scope, receive, send, 413, reason)
 
         async def replay() -> Message:
@@ -178,14 +183,14 @@ def is_guest(request: Any) -> bool:
     return GUEST_HEADER in request.headers or request.username == GUEST
 
 
-def with_headers(send: Send) -> Send:
-    """The answer with our security headers."""
+def guest_of(request: Any | None) -> str:
+    """Which guest an event (gr.Request) comes from, the same in every tab of a browser; empty
+    where it comes from the owner."""
+    if request is None or not is_guest(request):
+        return ""
+    return guest_named(request.headers.get(GUEST_HEADER, ""))
 
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers[name] = value
-        await send(message)
 
-    return sending
+def guest_named(name: str) -> str:
+    """A guest as an asker: never the same as OWNER, whatever a header says."""
+    return f"guest {name}"

@@ -1,10 +1,14 @@
-"""LoginLimit: how often a password may be tried. Gradio lets everybody try for ever."""
+"""LoginLimit: how often a password may be tried; and who is logged in.
 
+Gradio lets everybody try for ever.
+"""
+
+import asyncio
 import hashlib
 import hmac
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
@@ -12,28 +16,25 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+OF_ONE, OF_ALL = 5, 30  # failures a minute
+MAX_WAITING = 10  # of one address
+WAIT_SECONDS = 2.0
 SLOW_DOWN = "Too many wrong passwords. Wait a minute and try again."
 
 
 class Throttle:
-    """At most `each` failures a minute of one address, `all` of everybody."""
+    """At most OF_ONE failures a minute of one address, OF_ALL of everybody."""
 
-    def __init__(
-        self,
-        each: int = 5,
-        all: int = 30,
-        seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._each, self._all, self._seconds, self._clock = each, all, seconds, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._failures: deque[tuple[float, str]] = deque()
 
     def is_shut(self, address: str, is_stranger: bool = True) -> bool:
         """Whether this address must wait: for its own failures, a stranger for everybody's too."""
-        while self._failures and self._failures[0][0] < self._clock() - self._seconds:
+        while self._failures and self._failures[0][0] < self._clock() - 60:
             self._failures.popleft()
         mine = sum(1 for _, other in self._failures if other == address)
-        return mine >= self._each or (is_stranger and len(self._failures) >= self._all)
+        return mine >= OF_ONE or (is_stranger and len(self._failures) >= OF_ALL)
 
     def count(self, address: str) -> None:
         """A failure of this address."""
@@ -44,6 +45,27 @@ class Throttle:
         for failure in reversed(self._failures):
             if failure[1] == address:
                 return self._failures.remove(failure)
+
+
+class WaitingRoom:
+    """Where those wait a moment who ask after too many wrong passwords: strangers guess slowly, and
+    whoever knows the right one still comes in. One address has a few places, so that its guesses do
+    not take all connections."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[str] = Counter()
+
+    async def passed(self, address: str) -> bool:
+        """Wait; False, at once, where too many of this address wait."""
+        if self._waiting[address] >= MAX_WAITING:
+            return False
+        self._waiting[address] += 1
+        try:
+            await asyncio.sleep(WAIT_SECONDS)
+        finally:
+            self._waiting[address] -= 1
+            self._waiting += Counter()  # nobody of it waits any more: it is forgotten
+        return True
 
 
 COOKIE = "medusa-known"  # of a browser that has logged in since the server was started
@@ -85,7 +107,9 @@ class LoginLimit:
         if hmac.compare_digest(mark.encode(), self._mark(name).encode()):
             return cookie, False
         address = request.client.host if request.client else ""
-        return address, address not in LOOPBACK or "x-forwarded-for" in request.headers
+        if "x-forwarded-for" in request.headers:  # not counted for whoever has this address
+            return f"forwarded {address}", True
+        return address, address not in LOOPBACK
 
     def _cookie(self) -> str:
         name = secrets.token_urlsafe(12)
@@ -93,6 +117,15 @@ class LoginLimit:
 
     def _mark(self, name: str) -> str:
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+
+
+def is_let_in(request: Request) -> bool:
+    """Whether Gradio's login, where the page has one, knows who asks."""
+    app = request.scope.get("app")
+    if getattr(app, "auth", None) is None:
+        return True
+    names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
+    return any(request.cookies.get(name) in app.tokens for name in names)
 
 
 def _is_login(path: str) -> bool:

@@ -1,6 +1,7 @@
 """PasswordGate: the password and the cookie that guests of a shared link need."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -9,13 +10,20 @@ from html import escape
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_chat.paths import asset
-from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER, with_headers
-from medusa_chat.ui.access.login_limit import SLOW_DOWN, Throttle
+from medusa_chat.ui.access.guard import (
+    BODY_SECONDS,
+    GUEST,
+    GUEST_HEADER,
+    TOO_SLOW,
+    guest_named,
+)
+from medusa_chat.ui.access.headers import with_headers
+from medusa_chat.ui.access.login_limit import SLOW_DOWN, Throttle, WaitingRoom
 from medusa_chat.ui.access.share import Link, Share
 
 COOKIE = "medusa-share"
@@ -43,6 +51,7 @@ class PasswordGate:
         self.root_path = root_path.rstrip("/")
         self.ticket = ticket
         self.throttle = Throttle()
+        self.room = WaitingRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,10 +62,10 @@ class PasswordGate:
             await PlainTextResponse(ENDED, 410)(scope, receive, with_headers(send))
         elif (answer := await self._answer(link, Request(scope, receive))) is not None:
             answer.headers["Cache-Control"] = "no-store"
+            answer.headers["Connection"] = "close"  # what is left of a body is not waited for
             await answer(scope, receive, with_headers(send))
         else:
-            inside = self._as_guest(scope, link)
-            await self.app(inside, self._until_end(link, receive), self._while_open(link, send))
+            await self._pass_on(link, scope, receive, send)
 
     async def _answer(self, link: Link, request: Request) -> Response | None:
         """The response of the password check itself; None lets the request pass."""
@@ -64,7 +73,7 @@ class PasswordGate:
         if path == "/enter" and request.method == "POST":
             return await self._enter(link, request)
         if path == "/" and request.method == "GET" and "key" in request.query_params:
-            return self._try(link, request, request.query_params["key"])
+            return await self._try(link, request, request.query_params["key"])
         if not _is_signed(link, request.cookies.get(COOKIE, "")):
             wants_page = "text/html" in request.headers.get("accept", "")
             return form() if wants_page else PlainTextResponse("The password first.", 401)
@@ -74,35 +83,57 @@ class PasswordGate:
 
     async def _enter(self, link: Link, request: Request) -> Response:
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_FORM:
-                return PlainTextResponse("the request is too large", 413)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_FORM:
+                        return PlainTextResponse("the request is too large", 413)
+        except (TimeoutError, ClientDisconnect):
+            return PlainTextResponse(TOO_SLOW, 408)
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != link.host:
             return PlainTextResponse("a request from another site is not allowed", 403)
         fields = parse_qs(body.decode("utf-8", "replace"))
-        return self._try(link, request, fields.get("password", [""])[0])
+        return await self._try(link, request, fields.get("password", [""])[0])
 
-    def _try(self, link: Link, request: Request, word: str) -> Response:
-        """Let in who has the password or the key; the key cannot be guessed and never waits."""
+    async def _try(self, link: Link, request: Request, word: str) -> Response:
+        """Let in who has the password or the key. After many wrong ones everybody waits a moment,
+        but for the key, which cannot be guessed; the right one opens all the same: strangers
+        cannot lock others out, and with the server's few connections they guess slowly."""
         address = _address(request)
         is_key = _same(word, link.key)
-        if not is_key and self.throttle.is_shut(address):
+        if not is_key and self.throttle.is_shut(address) and not await self.room.passed(address):
             return form(SLOW_DOWN, 429)
         if not (is_key or _same(_plain(word), _plain(link.password))):
             self.throttle.count(address)
             return form(WRONG, 401)
         answer = RedirectResponse(f"{self.root_path}/", 303)
+        known = request.cookies.get(COOKIE, "")  # who comes again stays the same guest
+        fresh = _signed(link, f"{int(link.expires)}.{secrets.token_urlsafe(12)}")
         answer.set_cookie(
             COOKIE,
-            _signed(link, f"{int(link.expires)}.{secrets.token_urlsafe(12)}"),
+            known if _is_signed(link, known) else fresh,
             max_age=max(0, int(link.expires - time.time())),
             httponly=True,
             secure=link.url.startswith("https:"),
             samesite="lax",
         )
         return answer
+
+    async def _pass_on(self, link: Link, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a guest's request on. Where the link ends meanwhile, so does the answer."""
+        inside, sending = self._as_guest(scope, link), self._while_open(link, send)
+        try:
+            await self.app(inside, self._until_end(link, receive), sending)
+        except Exception:
+            if self.share.link is link:
+                raise
+        if self.share.link is not link:  # an answer that is not complete is logged as an error
+            with contextlib.suppress(Exception):  # it has begun
+                await PlainTextResponse(ENDED, 410)(scope, receive, with_headers(send))
+            with contextlib.suppress(Exception):  # it is complete
+                await send({"type": "http.response.body"})
 
     def _until_end(self, link: Link, receive: Receive) -> Receive:
         """A guest's `receive`, which brings a disconnect once the link has ended."""
@@ -133,14 +164,16 @@ class PasswordGate:
         """The request as the page gets it: marked, and without headers only a proxy may set."""
         ours = {name.encode() for name in OUR_HEADERS}
         headers = [(name, value) for name, value in scope["headers"] if name not in ours]
-        headers.append((GUEST_HEADER.encode(), b"1"))
+        guest = _name_in(Request(scope).cookies[COOKIE])
+        headers.append((GUEST_HEADER.encode(), guest.encode()))
         headers.append((b"x-forwarded-proto", urlsplit(link.url).scheme.encode()))
         if self.ticket:
             cookies = [value for name, value in headers if name == b"cookie"]
             headers = [pair for pair in headers if pair[0] != b"cookie"]
             headers.append((b"cookie", b"; ".join([*cookies, self.ticket.encode()])))
         path = self._inside(scope["path"])
-        return {**scope, "headers": headers, "path": path, "raw_path": path.encode(), GUEST: True}
+        marks = {"path": path, "raw_path": path.encode(), GUEST: guest_named(guest)}
+        return {**scope, "headers": headers, **marks}
 
     def _inside(self, path: str) -> str:
         """The path without the owner's proxy's part of it."""
@@ -179,3 +212,8 @@ def _signed(link: Link, claim: str) -> str:
 def _is_signed(link: Link, cookie: str) -> bool:
     claim, _, _ = cookie.rpartition(".")
     return _same(cookie, _signed(link, claim))
+
+
+def _name_in(cookie: str) -> str:
+    """The guest that a signed cookie names."""
+    return cookie.split(".")[1]

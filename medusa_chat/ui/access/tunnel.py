@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.paths import cache_dir
+from medusa_chat.ui.access.connections import MAX_CONNECTIONS, bound
 
 TUNNEL_SERVERS = "https://api.gradio.app/v3/tunnel-request"
 SECONDS_TO_ANSWER = 4.0
@@ -101,8 +102,14 @@ class GuestServer:
             inside.bind(("127.0.0.1", 0))
             self._port = inside.getsockname()[1]
             config = uvicorn.Config(
-                self._app, lifespan="off", log_level="warning", proxy_headers=False, ws="none"
+                self._app,
+                lifespan="off",
+                log_level="warning",
+                proxy_headers=False,
+                ws="none",
+                backlog=MAX_CONNECTIONS,
             )
+            bound(config)
             self._server = uvicorn.Server(config)
             serving = self._server.serve(sockets=[inside])
             self._serving = asyncio.run_coroutine_threadsafe(serving, self._loop)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.messages import Message
+from medusa_chat.ui.chat.markup import inert
 from medusa_chat.ui.chat.maths import with_drawn_dollars
 from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
@@ -200,18 +201,17 @@ def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator
 
 
 def chatbot_row(row: Row, role: str) -> dict[str, Any]:
-    """A row as gr.Chatbot takes it; of an answer only dollars around a formula change."""
-    text = row.text
+    """A row as gr.Chatbot takes it: nothing in it is HTML, and a formula of an answer is drawn."""
     if row.kind == "note":
-        text = f'<span class="answer-note">{_inert(row.text)}</span>'
-    elif role == "assistant":
-        text = with_drawn_dollars(text)
+        text = f'<span class="answer-note">{_literal(row.text)}</span>'
+    else:
+        text = inert(with_drawn_dollars(row.text) if role == "assistant" else row.text)
     entry: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text}]}
     if row.kind == "reasoning":
         entry["metadata"] = {"title": "Thought", "status": "done"}
     return entry
 
 
-def _inert(text: str) -> str:
+def _literal(text: str) -> str:
     """A line that neither HTML nor Markdown changes."""
     return "".join(c if c.isalnum() or c in " .,:;" else f"&#{ord(c)};" for c in text)

@@ -92,14 +92,16 @@ class AnswerRun:
         self.fold()
         if self.answer.is_empty:
             return None
-        return transcript.plus("assistant", self.answer.text, self.answer, INTERRUPTED)
+        more = ("assistant", self.answer.text, self.answer, INTERRUPTED)
+        return transcript.plus(*more, onto=self.replaces)
 
     def added_to(self, transcript: Transcript) -> Transcript | None:
         """The conversation with this answer; None where nothing has come of it."""
         if self.answer.is_empty and (self.note or self.answer.before):
             return None
         note = "; ".join(filter(None, (self.note, self.left_out)))
-        said = transcript.plus("assistant", self.answer.text, self.answer, note)
+        more = ("assistant", self.answer.text, self.answer, note)
+        said = transcript.plus(*more, onto=self.replaces)
         return said if self.replaces is None else said.without(self.replaces)
 
     @property

@@ -18,9 +18,10 @@ class Tab:
     keys of the pieces it has. list_version, search, listed: of the list of conversations.
     pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
     showed at the last look, where that was not the last one sent. turns: how often it was drawn
-    anew, which ends the stream of before. taken: how many messages it sent and the server took.
+    anew, which ends the stream of before. streams: how many it had. heard: how many messages its
+    box sent. taken: how many of them the server took.
     given, back: how many texts came to nothing, and the last, for its box. told: how many failures
-    of the store it was told.
+    of the store it was told. refused: the transcript_version at which something was, and why.
     """
 
     scope: str = ""
@@ -43,10 +44,13 @@ class Tab:
     views: int = 0
     behind: int = 0
     turns: int = 0
+    streams: int = 0
+    heard: int = 0
     taken: int = 0
     given: int = 0
     back: str = ""
     told: int = 0
+    refused: tuple[int, str] = (0, "")
 
     def take(self) -> None:
         """What its box held was sent: the browser takes it out of the box."""
@@ -65,9 +69,11 @@ class Tab:
         return is_older and shown == before
 
     def turn_to(self, chat: ChatSession) -> None:
-        """Show another conversation from now on: nothing of it is on the page yet."""
+        """Show another conversation from now on, or this one anew: nothing of it is on the page."""
+        if (self.scope, self.conversation) != (chat.scope, chat.id):
+            self.awaits, self.refused = 0, (0, "")
         self.scope, self.conversation = chat.scope, chat.id
-        self.version = self.transcript_version = self.awaits = 0
+        self.version = self.transcript_version = 0
         self.number, self.chosen_answer, self.system = chat.answer.number, None, None
         self.has_live, self.list_version = True, -1
         self.turns += 1

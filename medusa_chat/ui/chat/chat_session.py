@@ -7,6 +7,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row
 from medusa_chat.ui.chat.answer_run import AnswerRun
 from medusa_chat.ui.chat.audience import Audience
@@ -38,21 +39,19 @@ class ChatSession(Conversation):
         super().__init__(id, scope, changed, number)
         self.session = session
         self.audience = Audience()
-        self.pending: list[Inputs] = []
         self.is_kept = False
         self._ended = ended
         self._run: AnswerRun | None = None
-        self._returned = ""
 
     # ---- what a person does ----
 
     def ask(self, inputs: Inputs) -> None:
         """Send a message; while an answer runs it waits its turn."""
         with self._lock:
-            self._check_length(inputs.text)
             if not self.is_running:
                 self._begin(inputs, self.transcript, inputs.text)
             elif len(self.pending) < MAX_PENDING:
+                self._check_length(inputs.text, inputs)
                 self.pending.append(inputs)
             else:
                 raise UsageError(f"{MAX_PENDING} messages are already waiting: remove one, or wait")
@@ -88,10 +87,10 @@ class ChatSession(Conversation):
         with self._idle():
             if not self.transcript.has(row):
                 raise UsageError(GONE)
-            self._check_length(inputs.text)
             if self.transcript.messages[row.position]["role"] == "user":
                 self._begin(inputs, self.transcript.head(row.position), inputs.text)
             else:
+                self._check_length(inputs.text)
                 self._set_transcript(self.transcript.with_text(row, inputs.text))
 
     def end(self) -> None:
@@ -146,12 +145,6 @@ class ChatSession(Conversation):
             if self._run is not None:
                 self._run.fold(status)
 
-    def pop_returned(self) -> str:
-        """A message that came to nothing, for the box of whoever asks first."""
-        with self._lock:
-            text, self._returned = self._returned, ""
-            return text
-
     @property
     def is_paced(self) -> bool:
         """Whether an answer runs that the browser shows slower than it comes."""
@@ -163,7 +156,12 @@ class ChatSession(Conversation):
         """Send the message that has waited longest, once no answer runs."""
         if self.pending and not self.is_running:
             inputs = self.pending.pop(0)
-            self._begin(inputs, self.transcript, inputs.text)
+            try:
+                self._begin(inputs, self.transcript, inputs.text)
+            except UsageError as error:  # a guest has bounds
+                self.pending.insert(0, inputs)
+                self._return_pending()
+                self._set_transcript(self.transcript, str(error))
 
     def _begin(
         self,
@@ -174,12 +172,14 @@ class ChatSession(Conversation):
         replaces: int | None = None,
     ) -> None:
         """Submit a request for an answer. kept: what the conversation goes on from. text: what the
-        user says then. before, replaces: text and message of the answer that is continued."""
-        self.answer = Answer(self.number(), before)
-        self.system, self.is_running = inputs.system, True
+        user says then. before, replaces: text and message of the answer that is continued. Raises
+        UsageError where a guest may not ask."""
+        self._check_length(text, inputs)
+        answer = Answer(self.number(), before)
         transcript = kept.plus("user", text) if text else kept
-        prompt = transcript.prompt(self.system, self.answer.text)
-        job = self.session.submit(Reply(prompt, inputs.settings, drops_oldest=True))
+        reply = Reply(transcript.prompt(inputs.system, answer.text), inputs.settings, True)
+        job = self.session.submit(reply, "" if self.scope == OWNER else self.scope)
+        self.answer, self.system, self.is_running = answer, inputs.system, True
         run = (self.session, job, self.answer, text, self.transcript, inputs.is_paced, replaces)
         self._run = AnswerRun(*run)
         self._say_more(transcript)
@@ -206,9 +206,7 @@ class ChatSession(Conversation):
             else:
                 self._say_more(said, run.failure)
             self._ended(self, answer)
-            if run.failure or (said is None and run.text):  # what waits was written for an answer
-                texts = (self._returned, *(inputs.text for inputs in self.pending))
-                self._returned = "\n\n".join(filter(None, texts))
-                self.pending = []
+            if run.failure or (said is None and run.text):
+                self._return_pending()
             elif not self.audience.has_left:
                 self._send_next()

@@ -13,7 +13,7 @@ from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.node_card import card_line
 from medusa_chat.ui.chat.view import View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
-from medusa_chat.ui.page.inputs import Inputs, checked
+from medusa_chat.ui.page.inputs import Inputs, checked, whole_number
 from medusa_chat.ui.page.pace import Pace, usual_pace
 
 
@@ -23,12 +23,18 @@ class ChatController(ConversationEvents):
     def send(self, tab: Tab, inputs: Inputs) -> View:
         """Send a message, or let it wait for the end of the answer that runs."""
         self.sessions.reread(self.session_of(tab))
+        tab.heard += 1  # before a look can show its answer
         try:
             self.session_of(tab).ask(self._at_pace(tab, inputs))
         except MedusaChatError as error:
             return self.refuse(tab, error)
         tab.take()
         return self._view(tab)
+
+    def refuse_send(self, tab: Tab, error: MedusaChatError) -> View:
+        """`refuse` for a message: the box may send the same one again."""
+        tab.heard += 1
+        return self.refuse(tab, error)
 
     def regenerate(self, tab: Tab, inputs: Inputs) -> View:
         """Answer the last message again."""
@@ -75,16 +81,13 @@ class ChatController(ConversationEvents):
 
     def end_show(self, tab: Tab, event: gr.EventData) -> None:
         """The tab has shown an answer to its end."""
-        number = event_field(event, "answer")
-        if isinstance(number, int):
+        number = whole_number(event_field(event, "answer"))
+        if number is not None:
             self.session_of(tab).end_show(number)
 
     def drop(self, tab: Tab, event: gr.EventData) -> View:
         """Forget a message that waits."""
-        try:
-            place = checked({"row": event_field(event, "place")}, self.trees).row
-        except MedusaChatError:
-            place = None
+        place = whole_number(event_field(event, "place"))
         if place is not None:
             self.session_of(tab).drop(place, event_field(event, "text"))
         return self._view(tab)
@@ -93,20 +96,16 @@ class ChatController(ConversationEvents):
         """The system prompt was written; it goes with the next message."""
         try:
             text = checked({"system": system}, self.trees).system
+            self.sessions.reread(self.session_of(tab))
+            self.session_of(tab).set_system(text)
         except MedusaChatError as error:
             gr.Warning(str(error))
             return
-        self.sessions.reread(self.session_of(tab))
-        self.session_of(tab).set_system(text)
         tab.system = (text, tab.system[1] if tab.system else "")
 
     def pick(self, tab: Tab, event: gr.EventData) -> str:
         """The panel with the step the user chose; without one the latest."""
-        try:
-            step = checked({"step": event_field(event, "step")}, self.trees).step
-        except MedusaChatError:
-            step = None
-        return self._panel(tab, step)
+        return self._panel(tab, whole_number(event_field(event, "step")))
 
     def newest(self, tab: Tab) -> str:
         """The panel with the newest answer, after an earlier one was looked at."""
@@ -124,9 +123,9 @@ class ChatController(ConversationEvents):
         """A row of the conversation was clicked: the panel shows that answer."""
         chat = self.session_of(tab)
         try:
-            row = checked({"row": event_field(event, "index")}, self.trees).row
-            answer = chat.transcript.answers.get(self._row(chat, row).position)
-        except (MedusaChatError, IndexError):
+            row = self._row(chat, whole_number(event_field(event, "index")))
+            answer = chat.transcript.answers.get(row.position)
+        except IndexError:
             return gr.skip()
         if answer is None or chat.is_running:
             return gr.skip()
@@ -140,7 +139,7 @@ class ChatController(ConversationEvents):
 
     def _at_pace(self, tab: Tab, inputs: Inputs) -> Inputs:
         pace = tab.pace or usual_pace(self.session)
-        return pace.of(inputs, self.session.state.model)
+        return pace.of(inputs, self.session)
 
     def _do(self, tab: Tab, act: Callable[[ChatSession], None]) -> View:
         """Do what was asked for, if the chat session does not refuse it."""
@@ -156,6 +155,7 @@ class ChatController(ConversationEvents):
         if self.session_of(tab).is_running:
             gr.Info(str(error))
             return view
+        tab.refused = (tab.transcript_version, str(error))
         return view._replace(live=error_line(str(error)))
 
     def _row(self, chat: ChatSession, row: int | None) -> Row:

@@ -11,6 +11,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.transcript import Transcript
+from medusa_chat.ui.page.inputs import Inputs
 
 BUSY = "An answer is still running: stop it, or wait for its end."
 GONE = "this message is not there any more"
@@ -23,8 +24,9 @@ class Conversation:
     version grows with each change, transcript_version with each change of what has been said. A
     refusal is a UsageError and changes nothing. `changed` is called with each change of what a
     store keeps. settings: of its next answer, by name, as the page posts them; none so far: {}.
-    most: characters that may be said in it. on_disk: what the store holds of it. number: of the
-    next answer, never given twice. answer: the one that runs, or the last one shown.
+    most: characters that may be kept in it. pending: what waits to be said. on_disk: what the store
+    holds of it. number: of the next answer, never given twice. answer: the one that runs, or the
+    last one shown.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Conversation:
         self.is_deleted = False
         self.on_disk: StoredConversation | None = None
         self.most: int | None = None
+        self.pending: list[Inputs] = []
+        self._returned = ""
         self.number = number
         self.answer = Answer(number())
         self._changed = changed
@@ -115,6 +119,7 @@ class Conversation:
         """Set the system prompt of the turns to come."""
         with self._lock:
             if text != self.system:
+                self._check_length(system=text)
                 self.system = text
                 self._keep()
 
@@ -153,6 +158,17 @@ class Conversation:
             self._set_transcript(shown)
             self._show_last()
 
+    def pop_returned(self) -> str:
+        """A message that came to nothing, for the box of whoever asks first."""
+        with self._lock:
+            text, self._returned = self._returned, ""
+            return text
+
+    def _return_pending(self) -> None:
+        """What waits was written for an answer that does not come: it comes to nothing too."""
+        texts = (self._returned, *(inputs.text for inputs in self.pending))
+        self._returned, self.pending = "\n\n".join(filter(None, texts)), []
+
     @contextmanager
     def _idle(self) -> Iterator[None]:
         """The lock of this conversation; refused while an answer runs."""
@@ -161,11 +177,14 @@ class Conversation:
                 raise UsageError(BUSY)
             yield
 
-    def _check_length(self, text: str) -> None:
-        """Refuse more than may be said here."""
+    def _check_length(self, text: str = "", inputs: Inputs | None = None, system: str = "") -> None:
+        """Refuse what would make it longer than it may be. text: to be said; inputs: of an answer
+        or a message that waits; system: the prompt from now on, where no inputs have one."""
         if self.most is not None:
             said = sum(len(one.content) for one in self.transcript.tree.said.values())
-            if said + len(text) > self.most:
+            waiting = sum(len(one.text) + one.overhead for one in self.pending)
+            more = len(text) + (inputs.overhead if inputs else len(system))
+            if said + waiting + more > self.most:
                 raise UsageError(TOO_LONG)
 
     def _say_more(self, transcript: Transcript, error: str = "") -> None:

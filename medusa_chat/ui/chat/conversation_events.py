@@ -6,13 +6,14 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.saved_file import SavedFile
 from medusa_chat.ui.chat.view import View, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
-from medusa_chat.ui.page.inputs import ListInputs, checked, checked_list
+from medusa_chat.ui.page.inputs import ListInputs, checked_list, whole_number
 from medusa_chat.ui.page.tree_view import to_line
 
 LISTED_MORE = 200
@@ -32,18 +33,20 @@ class ConversationEvents(ChatViewer):
 
     def new(self, tab: Tab, settings: dict[str, Any]) -> View:
         """Show an empty conversation, with the settings that are on the page; the one that was
-        shown stays. Where it is empty itself, it stays shown."""
+        shown stays. Where it is empty itself and no other tab's, it stays shown."""
         chat = self.session_of(tab)
-        if not chat.is_empty or chat.is_running:
+        if not chat.is_empty or chat.is_running or self._is_shared(tab):
             chat = self.sessions.open(tab.scope)
             chat.set_settings(settings)
             self._turn(tab, chat)
         return self._view(tab)
 
     def open_conversation(self, tab: Tab, event: gr.EventData) -> View:
-        """Show a conversation of the list."""
+        """Show a conversation of the list, or of an address that the browser went back to."""
         chat = self.sessions.find(tab.scope, self._posted(event).id)
-        if chat is not None:
+        if chat is None:
+            gr.Info("This conversation was deleted.")
+        else:
             self.sessions.reread(chat)
         if chat is not None and chat.id != tab.conversation and not chat.is_deleted:
             self._turn(tab, chat)
@@ -62,6 +65,16 @@ class ConversationEvents(ChatViewer):
             return gr.skip()
         self.sessions.reread(chat)
         return to_line({"at": time.time(), **SavedFile.of(chat.stored)._asdict()})
+
+    def save_all(self, key: str) -> str | None:
+        """All conversations of who has the tab with this key, as a file; None without one."""
+        return self.list.written(tab.scope) if (tab := self.tab_of(key)) else None
+
+    def take_file(self, key: str, data: bytes) -> str | None:
+        """Take in the conversations of a file; how many, in words. None without a tab of the
+        owner's: a guest's end with the link. Raises UsageError."""
+        tab = self.tab_of(key)
+        return self.list.add(data, self.trees) if tab and tab.scope == OWNER else None
 
     def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Take a conversation out of the list. An empty one is shown where it was."""
@@ -92,13 +105,11 @@ class ConversationEvents(ChatViewer):
 
     def show_version(self, tab: Tab, event: gr.EventData) -> View:
         """Show another version of a message."""
+        row, version = (whole_number(event_field(event, name)) for name in ("row", "version"))
         try:
-            fields = {name: event_field(event, name) for name in ("row", "version")}
-            inputs = checked(fields, self.trees)
             chat = self.fresh(tab)
-            if inputs.row is not None and inputs.version is not None:
-                position = rows_of(chat.transcript)[inputs.row].position
-                chat.show_version(position, inputs.version)
+            if row is not None and version is not None:
+                chat.show_version(rows_of(chat.transcript)[row].position, version)
         except MedusaChatError as error:
             gr.Info(str(error))
         except IndexError:
@@ -113,6 +124,12 @@ class ConversationEvents(ChatViewer):
         except MedusaChatError as error:
             gr.Warning(str(error))
             return ListInputs()
+
+    def _is_shared(self, tab: Tab) -> bool:
+        """Whether another tab shows the same conversation."""
+        shown = (tab.scope, tab.conversation)
+        others = [other for other in self._tabs.values() if other is not tab]
+        return any((other.scope, other.conversation) == shown for other in others)
 
     def _turn(self, tab: Tab, chat: ChatSession) -> None:
         """Show another conversation in a tab."""

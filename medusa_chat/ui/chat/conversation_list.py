@@ -4,24 +4,29 @@ A conversation that was deleted can be brought back for a while; then it is remo
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from medusa_chat.runtime.stored_conversation import Listed
+from medusa_chat.errors import UsageError
+from medusa_chat.runtime.stored_conversation import Listed, StoredConversation, holds
+from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.conversations_file import read, written
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.page.tree_view import to_line
 
+EVERY = 1_000_000  # conversations: more than anybody has
 UNDO_SECONDS = 20.0  # the page offers it for half of that
 
 
 class Entry(NamedTuple):
-    """A conversation in the list."""
+    """A conversation in the list. excerpt: where a search was found beside the title."""
 
     id: str
     title: str
     updated_at: float
     is_running: bool
+    excerpt: str
 
 
 class ConversationList:
@@ -35,19 +40,49 @@ class ConversationList:
         self._later(self._purge)  # what another program deleted a moment ago
 
     def entries(self, scope: str, search: str = "", most: int = 200) -> tuple[list[Entry], bool]:
-        """(those whose title or messages hold `search`, the latest first; whether there are more
+        """(those that hold all words of `search`, the latest first; whether there are more
         than `most`)."""
         history = self.sessions.history if scope == OWNER else None
         open_ones = {chat.id: chat for chat in self.sessions.all(scope)}
         found = {one.id: one for one in (history.listed(search, most + 1) if history else ())}
         for chat in open_ones.values():
             if chat.id not in found and _is_listed(chat, search):
-                found[chat.id] = Listed(chat.id, chat.stored.title, chat.updated_at)
+                kept = chat.stored
+                found[chat.id] = Listed(chat.id, kept.title, chat.updated_at, kept.excerpt(search))
         rows = sorted(found.values(), key=lambda one: -one.updated_at)
         running = {id for id, chat in open_ones.items() if chat.is_running}
         hidden = {id for id, chat in open_ones.items() if chat.is_deleted}
-        shown = [Entry(*one, one.id in running) for one in rows if one.id not in hidden]
+        shown = [
+            Entry(*one[:3], one.id in running, one.excerpt) for one in rows if one.id not in hidden
+        ]
         return shown[:most], len(shown) > most
+
+    def written(self, scope: str) -> str:
+        """All conversations of a scope as one file, the latest first."""
+        return written(self._every(scope))
+
+    def _every(self, scope: str) -> Iterator[tuple[str, StoredConversation]]:
+        history, open_ones = self.sessions.history, {c.id: c for c in self.sessions.all(scope)}
+        for id in [entry.id for entry in self.entries(scope, most=EVERY)[0]]:
+            if (chat := open_ones.get(id)) is not None:
+                self.sessions.reread(chat)
+                kept = None if chat.is_deleted else chat.stored
+            else:
+                kept = history.load(id) if history else None
+            if kept is not None:
+                yield id, kept
+
+    def add(self, data: bytes, trees: Sequence[str]) -> str:
+        """Take in the owner's conversations from a file, all or none; in words, how many. Raises
+        UsageError."""
+        found, history = read(data, trees), self.sessions.history
+        taken = {chat.id for chat in self.sessions.all(OWNER)}
+        added = history.add(found, taken) if history else None
+        if added is None:
+            raise UsageError("it could not be saved, as every conversation here: see the terminal")
+        self.sessions.note_change(OWNER)
+        known = f", {len(found) - added} here already" if added < len(found) else ""
+        return f"{added} conversation{'' if added == 1 else 's'} added{known}"
 
     def rename(self, scope: str, id: object, title: str) -> None:
         """Give a conversation a title; an empty one: that of its first message again."""
@@ -57,16 +92,14 @@ class ConversationList:
         if chat is not None and not chat.is_deleted:
             chat.rename(title)
 
-    def delete(self, scope: str, id: object) -> ChatSession | None:
-        """Take a conversation out of the list; its answer ends. None where there is none."""
+    def delete(self, scope: str, id: object) -> None:
+        """Take a conversation out of the list, if it is there; its answer ends."""
         chat = self.sessions.find(scope, id)
-        if chat is None:
-            return None
-        chat.end()
-        chat.set_deleted(True)
-        self._keep(chat.id)
-        self._removals[chat.id] = self._later(self._remove, chat)
-        return chat
+        if chat is not None:
+            chat.end()
+            chat.set_deleted(True)
+            self._keep(chat.id)
+            self._removals[chat.id] = self._later(self._remove, chat)
 
     def restore(self, scope: str, id: object) -> ChatSession | None:
         """Bring a deleted conversation back; None when it is too late."""
@@ -103,11 +136,13 @@ class ConversationList:
 
 
 def _is_listed(chat: ChatSession, search: str) -> bool:
-    return not chat.is_empty and not chat.is_deleted and search.casefold() in chat.stored.words
+    return not chat.is_empty and not chat.is_deleted and holds(chat.stored.words, search)
 
 
-def list_line(entries: Sequence[Entry], shown: ChatSession, search: str, is_more: bool) -> str:
-    """JSON for the list: rows of [id, title, Unix time, whether an answer runs]; which one is
-    shown, its title, and whether it has a system prompt."""
+def list_line(entries: Sequence[Entry], shown: ChatSession, tab: Tab, is_more: bool) -> str:
+    """JSON for the list: rows of [id, title, Unix time, whether an answer runs, excerpt]; which
+    one is shown, its title, and whether it has a system prompt; the tab's key, and whether the
+    list takes a file."""
     current = {"current": shown.id, "title": shown.stored.title, "system": bool(shown.system)}
-    return to_line({"rows": entries, "search": search, "more": is_more, **current})
+    current |= {"key": tab.key, "takes": shown.scope == OWNER}
+    return to_line({"rows": entries, "search": tab.search, "more": is_more, **current})

@@ -5,6 +5,7 @@ from typing import Any
 
 import gradio as gr
 
+from medusa_chat.ui.access.guard import MAX_FILE
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
@@ -19,22 +20,16 @@ HEADING = (
     'aria-expanded="false" aria-controls="system-box" title="System prompt of this conversation">'
     "System prompt</button>"
 )
-# What the browser keeps: which conversation this tab showed, and this browser last; as a guest,
-# whose conversations are its own; and its settings. The last input is whether Vanilla is on.
+# What the browser knows: which conversation the address names, this tab showed, and this browser
+# last; and its settings. The last input is whether Vanilla is on.
 # Gradio's own BrowserState is not used: on a slow machine it may not have read the storage when the
 # page's load event posts its value.
 FROM_BROWSER = """(tab, known, settings, vanilla) => {
-  const read = (store, name) => {
-    try {
-      return window[store].getItem(name) || '';
-    } catch {
-      return '';
-    }
-  };
+  const read = (place, name) => window.medusaKept(place, name) || '';
   const kept = {
+    link: location.hash.slice(1),
     tab: read('sessionStorage', 'medusa-chat'),
     last: read('localStorage', 'medusa-chat'),
-    guest: read('localStorage', 'medusa-chat-guest'),
   };
   return [tab, JSON.stringify(kept), read('localStorage', 'medusa-chat-settings'), vanilla];
 }"""
@@ -46,7 +41,8 @@ Posted = Mapping[gr.components.Component, Any]
 def build_list() -> dict[str, Any]:
     """Put the list into the gr.Row that is open."""
     with gr.Column(elem_id="side", scale=0, min_width=0):
-        return {"conversations": script_block("conversations"), "saved": script_block("saved")}
+        rows = script_block("conversations", MAX_FILE=MAX_FILE)
+        return {"conversations": rows, "saved": script_block("saved")}
 
 
 def build_heading() -> dict[str, Any]:
@@ -74,7 +70,7 @@ def connect_conversations(
         view = controller.attach(tab, known, request)
         chat = controller.session_of(tab)
         if not chat.settings and chat.is_empty:
-            chat.set_settings(settings.read(kept))
+            chat.set_settings(settings.restored(kept))
         return [*view, *settings.shown(is_plain, chat.settings or kept)]
 
     def new(posted: Posted) -> View:

@@ -9,6 +9,7 @@ from medusa_chat.messages import Peek, PeekRequest, Ranked
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.page.inputs import whole_number
 from medusa_chat.ui.page.status import named
 from medusa_chat.ui.page.tree_view import printable, short, to_line
 
@@ -57,9 +58,10 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     """JSON for the card of one node: both top 10s, or {"error"}, or {"wait"}: ask again."""
     asked: dict[str, Any] = {"answer": answer.number, "step": index, "node": node}
     try:
-        if not _is_count(index) or not _is_count(node):
+        at, place = whole_number(index), whole_number(node)
+        if at is None or place is None:
             raise UsageError("this step has no such node: choose another")
-        request = peek_request(answer, index, node)  # type: ignore[arg-type]
+        request = peek_request(answer, at, place)
         _require_same_model(session, answer)
         ticket = await _peeked(session, request)
     except MedusaChatError as error:
@@ -108,10 +110,6 @@ def _step(answer: Answer, index: int) -> Step:
     if not 0 <= index < len(answer.steps):
         raise UsageError(f"step is {index + 1}, and the answer has {len(answer.steps)} steps")
     return answer.steps[index]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _row(found: Ranked) -> list[Any]:

@@ -32,3 +32,5 @@ def _parts(kept: StoredConversation) -> Iterator[str]:
         yield f"## {SPEAKERS[one.role]}\n\n{one.content}"
         if one.note:
             yield f"*{one.note}*"
+        if one.figures:
+            yield f"*{one.figures.line}*"

@@ -1,7 +1,8 @@
 """SessionStore: the open conversations, found by owner and id. No gradio.
 
-The owner's are the data folder's: every browser of theirs has the same ones, and what is dropped
-from memory here stays on disk. Those of a guest are in memory only.
+A scope is who asks: OWNER, or a guest (guard.guest_of). The owner's are the data folder's: every
+browser of theirs has the same ones, and what is dropped from memory here stays on disk. Those of a
+guest are in memory only.
 """
 
 import itertools
@@ -14,12 +15,12 @@ from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.step_store import StepStore
 from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.inputs import ID
 
-OWNER = "owner"  # the scope of the owner's conversations; each guest's is a secret of their browser
 MAX_SESSIONS = 200  # of the owner in memory
 MAX_GUEST_SESSIONS = 200  # of all guests
 MAX_OF_ONE_GUEST = 20
@@ -51,8 +52,6 @@ class SessionStore:
         # Taken inside a chat session's own lock, so never with _lock.
         self._keeping = threading.Lock()
 
-    # ---- finding ----
-
     def find(self, scope: str, id: object) -> ChatSession | None:
         """The conversation of this id, from disk where it was left there; None when there is none
         of this scope."""
@@ -69,10 +68,6 @@ class SessionStore:
         that is empty becomes a guest's."""
         found = self.find(scope, id) if scope else None
         return found or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
-
-    def is_guest(self, scope: object) -> bool:
-        """Whether there is a conversation of this guest's scope."""
-        return scope != OWNER and any(chat.scope == scope for chat in self.all())
 
     def failures(self, scope: str, told: int) -> list[str]:
         """What is wrong with the disk, but for the first ones that the owner was told."""
@@ -102,11 +97,17 @@ class SessionStore:
         with self._keeping:
             return self._versions[scope]
 
+    def note_change(self, scope: str) -> None:
+        """What a list of this scope's conversations shows has changed."""
+        with self._keeping:
+            self._versions[scope] += 1
+
     def recall(self, chat: ChatSession, answer: Answer) -> bool:
         """Whether the steps of an answer are there: from disk where they were let go of."""
         message = chat.transcript.message_of(answer)
         if not answer.steps and chat.is_kept and self.steps and message and not chat.is_running:
-            answer.recall(self.steps.load(chat.id, message))
+            said = chat.transcript.tree.said[message]
+            answer.recall(self.steps.load(chat.id, said.copied or message))
             self._hold(answer)
         return bool(answer.steps)
 
@@ -140,8 +141,6 @@ class SessionStore:
         self._drop(chat)
         return True
 
-    # ---- opening and dropping ----
-
     def _from_disk(self, id: str) -> ChatSession | None:
         kept = self.history.load(id) if self.history else None
         return self._add(OWNER, id, kept) if kept else None
@@ -165,11 +164,12 @@ class SessionStore:
             chat.end()
 
     def _superfluous(self, scope: str) -> Iterator[ChatSession]:
-        """Those to drop before one more of this scope: idle ones, then the longest left. One of
-        the owner that runs, or that is not on disk, stays."""
+        """Those to drop before one more of this scope: idle ones, then the longest left, a guest's
+        empty ones and own ones first. One of the owner that runs, or is not on disk, stays."""
         chats = sorted(self.all(), key=lambda chat: chat.audience.seen_at)
         owners = [c for c in chats if c.scope == OWNER and not c.is_running and self._is_safe(c)]
         guests = [c for c in chats if c.scope != OWNER]
+        guests.sort(key=lambda chat: (not chat.is_empty, chat.scope != scope))
         mine = [c for c in guests if c.scope == scope]
         yield from (c for c in (*owners, *guests) if c.audience.is_long_gone and not c.is_running)
         if scope == OWNER:
@@ -181,8 +181,6 @@ class SessionStore:
 
     def _is_safe(self, chat: ChatSession) -> bool:
         return chat.id not in self._unsaved and not chat.is_deleted
-
-    # ---- keeping ----
 
     def _save(self, chat: ChatSession, so_far: Transcript | None = None) -> None:
         """Save a changed conversation; an empty one is removed from disk. so_far: with an answer

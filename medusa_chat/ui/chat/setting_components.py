@@ -18,6 +18,7 @@ DEFAULTS: dict[str, Any] = {
     "temperature": 0.7,
     "top_p": 1,
     "top_k": 0,
+    "min_p": 0,
     "posterior_threshold": 0.09,
     "locked": True,
     "posterior_alpha": 0.3,
@@ -33,6 +34,7 @@ HINTS = {
     "temperature": "0: always the most likely token",
     "top_p": "samples from the most likely tokens that make up this share; 1: all",
     "top_k": "samples from this many of the most likely tokens; 0: all",
+    "min_p": "leaves out tokens below this share of the highest probability; 0: none",
     "posterior_threshold": "accepts a token if p > min(ε, δ·exp(−entropy))",
     "locked": "δ follows ε",
     "posterior_alpha": "accepts more where the model is unsure",
@@ -74,6 +76,7 @@ def _sampling(words: Words) -> dict[str, Any]:
         made["temperature"] = gr.Slider(0, 2, step=0.05, **words("temperature"))
         made["top_p"] = gr.Slider(0, 1, step=0.01, **words("top_p"))
         made["top_k"] = gr.Number(step=1, **words("top_k"))
+        made["min_p"] = gr.Slider(0, 1, step=0.01, **words("min_p"))
     with gr.Row():
         epsilon = words("posterior_threshold")
         made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, elem_id="epsilon", **epsilon)
@@ -113,13 +116,13 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
     elif is_lookup:
         why["tree"] = "no effect: prompt lookup drafts a chain; Nodes is its length, at most 16"
     if values["temperature"] < 1e-3:
-        names = ("acceptance", "top_p", "top_k", "posterior_threshold", "locked")
+        names = ("acceptance", "top_p", "top_k", "min_p", "posterior_threshold", "locked")
         return why | dict.fromkeys((*names, "posterior_alpha", "seed"), GREEDY)
     if acceptance == "exact":
         names = ("posterior_threshold", "locked", "posterior_alpha")
         return why | dict.fromkeys(names, "no effect: ε and δ belong to typical acceptance")
     reason = f"no effect under {acceptance}: ε and δ decide"
-    why |= dict.fromkeys(("top_p", "top_k"), reason)
+    why |= dict.fromkeys(("top_p", "top_k", "min_p"), reason)
     if acceptance == "typical":
         why["seed"] = "no effect: typical acceptance is deterministic"
     if acceptance == "typical" and is_plain:

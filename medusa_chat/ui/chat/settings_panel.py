@@ -1,16 +1,13 @@
 """SettingsPanel: the settings of the Chat tab, and what a browser remembers of them."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gradio as gr
 
-from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.chat.setting_components import DEFAULTS, build_components, updates
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
-from medusa_chat.ui.page.inputs import checked
-from medusa_chat.ui.page.settings_form import Posted, SettingsForm
+from medusa_chat.ui.page.settings_form import Posted, SettingsForm, refusal, touched
 from medusa_chat.ui.page.tree_view import to_line
 
 Keep = Callable[[Any, dict[str, Any]], None]  # of a tab and the settings of its conversation
@@ -33,18 +30,10 @@ class SettingsPanel(SettingsForm):
                 change["info"] = f"⚠ {wrong}"
         return [to_line(valid), *changes]
 
-    def valid(self, posted: Posted) -> dict[str, Any]:
-        """The settings that were posted, a default where one is wrong."""
-        return restored(self.named(posted), self.trees)
-
     def shown(self, is_plain: object, found: object) -> list[Any]:
         """An update per setting: those of a conversation, or what a browser kept as JSON."""
-        values = self.read(found) if isinstance(found, str) else restored(found, self.trees)
+        values = self.restored(found)
         return updates({**values, "vanilla": is_plain is True})
-
-    def read(self, line: object) -> dict[str, Any]:
-        """The settings a browser kept as JSON, a default where one is wrong."""
-        return restored(_read(line), self.trees)
 
     @property
     def outputs(self) -> list[gr.components.Component]:
@@ -65,8 +54,8 @@ def build_settings(
     As soon as one is touched the browser remembers all, and so does the conversation: `keep`.
     """
     made, reset = build_components(trees)
-    panel = SettingsPanel({"vanilla": vanilla, "system": system, **made}, trees)
-    stored = script_block("kept")
+    panel = SettingsPanel({"vanilla": vanilla, "system": system, **made}, trees, DEFAULTS)
+    stored = script_block("kept", KEY="medusa-chat-settings")
 
     def remember(posted: Posted) -> list[Any]:
         keep(posted[tab], panel.valid(posted))
@@ -77,7 +66,7 @@ def build_settings(
         return [to_line(DEFAULTS), *panel.shown(is_plain, DEFAULTS)]
 
     gr.on(
-        [event for name in ("vanilla", *made) for event in _touched(panel.components[name])],
+        [event for name in ("vanilla", *made) for event in touched(panel.components[name])],
         remember,
         {tab, vanilla, *panel.outputs},
         [stored, *panel.outputs],
@@ -86,36 +75,3 @@ def build_settings(
     )
     reset.click(defaults, [tab, vanilla], [stored, *panel.outputs], **AT_ONCE)
     return panel
-
-
-def _touched(component: Any) -> list[Any]:
-    """The events of a value that a person changes. Gradio's text box tells `input` for a key that
-    writes a character, not for Backspace, a paste or a drop: leaving the field tells those."""
-    is_text = isinstance(component, gr.Textbox)
-    return [component.input, component.blur] if is_text else [component.input]
-
-
-def restored(found: object, trees: Sequence[str]) -> dict[str, Any]:
-    """What a browser remembered, each value checked; a default where one is missing or wrong."""
-    values = dict(DEFAULTS)
-    for name, value in found.items() if isinstance(found, dict) else ():
-        if name in DEFAULTS and not refusal(name, value, trees):
-            values[name] = value
-    return values
-
-
-def refusal(name: str, value: object, trees: Sequence[str]) -> str:
-    """Why a setting cannot have this value; empty where it can."""
-    try:
-        checked({name: value}, trees)
-    except MedusaChatError as error:
-        return str(error)
-    return ""
-
-
-def _read(line: object) -> object:
-    """What a browser kept, which may be anything."""
-    try:
-        return json.loads(line) if isinstance(line, str) else None
-    except (ValueError, RecursionError):
-        return None

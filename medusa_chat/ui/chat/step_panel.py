@@ -104,14 +104,16 @@ def panel_line(
     many steps the reader has the bars. is_newest: whether it is the conversation's last answer."""
     begun = answer.prefilled
     settings = begun.settings if begun else {}
-    is_pinned = index is not None and index < len(answer.steps)
-    place = index if is_pinned and index is not None else len(answer.steps) - 1
+    count = len(answer.steps)  # once: they are folded by another thread meanwhile
+    is_pinned = index is not None and index < count
+    place = index if is_pinned and index is not None else count - 1
     first, shown = bars_around(answer, place, is_pinned, since)
-    step = answer.steps[place] if answer.steps else None
+    step = answer.steps[place] if count else None
     return to_line(
         {
             "answer": answer.number,
             "newest": is_newest,
+            "goes_on": _goes_on(answer),
             "model": named(begun.model, begun.backbone) if begun else "",
             "pinned": is_pinned,
             "ended": answer.finished is not None,
@@ -128,6 +130,13 @@ def panel_line(
             "step": _view(answer, step, place) if step else None,
         }
     )
+
+
+def _goes_on(answer: Answer) -> bool:
+    """Whether it has more text than was recorded of it: it goes on from an answer before."""
+    recorded = sum(len(step.text) for step in (answer.prefilled, *answer.steps) if step)
+    tail = answer.finished.tail if answer.finished else ""
+    return answer.prefilled is not None and len(answer.text) > recorded + len(tail)
 
 
 def bars_around(

@@ -1,7 +1,6 @@
 """The Chat tab: transcript on the left, the numbers and the tree of every step on the right."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -15,10 +14,12 @@ from medusa_chat.ui.chat.conversation_panel import (
     build_list,
     connect_conversations,
 )
+from medusa_chat.ui.chat.markup import RULES
 from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
+from medusa_chat.ui.page.inputs import MAX_CHARACTERS
 from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import Act, Refuse
 
@@ -40,22 +41,14 @@ LEAVES_BOX = "(...posted) => { window.medusaTaken = ''; return posted; }"
 TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
 
 
-@dataclass(frozen=True)
-class ChatParts:
-    """What other tabs need of this one."""
-
-    controller: ChatController
-    tab: gr.State
-
-
 def build_chat(
     session: Session,
     trees: Sequence[str],
-    history: History | None = None,
-    offer: Mapping[str, str] | None = None,
-) -> ChatParts:
-    """Put the Chat tab into the gr.Blocks that is open. trees: presets beside "auto". offer: the
-    model that is offered while the demo is loaded, in words: id, toy, text."""
+    history: History | None,
+    offer: Mapping[str, str],
+) -> tuple[ChatController, gr.State]:
+    """Put the Chat tab into the gr.Blocks that is open; its controller and state. trees: presets
+    beside "auto". offer: the model that is offered while the demo is loaded: id, toy, text."""
     controller = ChatController(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
@@ -73,10 +66,10 @@ def build_chat(
     _connect(controller, tab, parts)
     connect_conversations(controller, tab, parts, settings)
     _connect_answers(controller, tab, parts, settings)
-    return ChatParts(controller, tab)
+    return controller, tab
 
 
-def _conversation(offer: Mapping[str, str] | None) -> dict[str, Any]:
+def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
     """The conversation and the answer that is being written."""
     parts: dict[str, Any] = {}
     with gr.Column(elem_id="conversation"):
@@ -84,8 +77,7 @@ def _conversation(offer: Mapping[str, str] | None) -> dict[str, Any]:
             gr.HTML(WELCOME, js_on_load=None)
             with gr.Row(elem_id="examples"):
                 parts["examples"] = [gr.Button(text, size="sm") for text in EXAMPLES]
-            if offer is not None:
-                script_block("offer", OFFER=offer)
+            script_block("offer", OFFER=offer)
         parts["history"] = gr.Chatbot(
             elem_id="history",
             label="Conversation",
@@ -103,7 +95,7 @@ def _conversation(offer: Mapping[str, str] | None) -> dict[str, Any]:
         parts["versions"] = script_block("versions")
         parts["text"] = _prose()
         parts["live"] = script_block("live")
-        parts["next"] = script_block("next")
+        parts["next"] = script_block("next", RULES=RULES)
     return parts
 
 
@@ -139,6 +131,7 @@ def _composer() -> dict[str, Any]:
             max_lines=8,
             autofocus=True,
         )
+        script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
         with gr.Row(elem_id="actions"):
             parts["vanilla"] = gr.Checkbox(
                 label="Plain decoding", elem_id="vanilla", container=False
@@ -157,6 +150,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     history, following = parts["history"], parts["next"]
     following.tick(controller.tick, [tab, following], [following], **AT_ONCE)
     following.refresh(controller.refresh, [tab], view, **AT_ONCE)
+    following.redraw(controller.redraw, [tab], view, **STEADY)
     following.write(None, None, [parts["text"]], js=TEXT_SO_FAR, **STEADY)
     following.shown(controller.end_show, [tab], None, **STEADY)
     following.drop(controller.drop, [tab], view, **STEADY)
@@ -193,12 +187,13 @@ def _connect_answers(
     box, refuse = parts["box"], controller.refuse
     among = sorted((*posted, box), key=lambda component: component._id)  # as Gradio posts a set
     takes = f"(...posted) => medusaTake(posted, {among.index(box)})"
-    for event, source, js in (
-        (box.submit, box, takes),
-        (parts["send"].click, box, takes),
-        *((example.click, example, LEAVES_BOX) for example in parts["examples"]),
+    # The script drops a second press for the same message; another message must not be dropped.
+    for event, source, how in (
+        (box.submit, box, {**STEADY, "js": takes}),
+        (parts["send"].click, box, {**STEADY, "js": takes}),
+        *((one.click, one, {**AT_ONCE, "js": LEAVES_BOX}) for one in parts["examples"]),
     ):
-        on(event, "send", controller.send, refuse, {**AT_ONCE, "js": js}, text=source)
+        on(event, "send", controller.send, controller.refuse_send, how, text=source)
     on(parts["regenerate"].click, "regenerate", controller.regenerate, refuse)
     on(parts["proceed"].click, "proceed", controller.proceed, refuse)
     # The browser draws an edit before it is answered: a second one meanwhile must not be dropped.

@@ -5,8 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from medusa_chat.messages import Message
-from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.answer_figures import AnswerFigures
+from medusa_chat.runtime.message_tree import MessageTree, Said
 from medusa_chat.ui.chat.answer import Answer, Piece, Row
+from medusa_chat.ui.chat.maths import as_written
+from medusa_chat.ui.chat.step_panel import tokens_per_step
+from medusa_chat.ui.page.status import named
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,24 @@ class Transcript:
         return replace(self, tree=self.tree.head(length))
 
     def plus(
-        self, role: str, text: str, answer: Answer | None = None, note: str = ""
+        self,
+        role: str,
+        text: str,
+        answer: Answer | None = None,
+        note: str = "",
+        again: Said | None = None,
+        onto: int | None = None,
     ) -> "Transcript":
-        """The transcript with a message more."""
+        """The transcript with a message more. again: the message that it says again. onto: the id
+        of the one that its answer went on from."""
         pieces = answer.pieces if answer and answer.text == text else ()
         lengths = tuple(count for piece, tokens in pieces for count in (tokens, len(piece)))
-        tree = self.tree.plus(role, text, note, lengths)
+        copied, figures = (again.copied or again.id, again.figures) if again else (0, None)
+        figures = figures or (figures_of(answer) if answer else None)
+        if figures and onto is not None:
+            known = self.tree.said.get(onto)
+            figures = figures.after(known.figures if known else None)
+        tree = self.tree.plus(role, text, note, lengths, copied, figures)
         return Transcript(tree, {**self.recorded, tree.leaf: answer} if answer else self.recorded)
 
     def has(self, row: Row) -> bool:
@@ -93,13 +109,17 @@ class Transcript:
         return any(message["content"].startswith(row.text, row.start) for message in there)
 
     def with_text(self, row: Row, text: str) -> "Transcript":
-        """A copy with what a row shows of one of the model's answers rewritten, without the
-        answer's recorded steps."""
-        found = self.tree.path[row.position]
+        """Another version of one of the model's answers, with what a row shows of it rewritten;
+        what was said after the one before is said after it, too."""
+        found, *after = self.tree.path[row.position :]
+        text = as_written(text, row.text)
         whole = found.content[: row.start] + text + found.content[row.start + len(row.text) :]
-        one = replace(found, content=whole, note="", lengths=())
-        recorded = {at: answer for at, answer in self.recorded.items() if at != one.id}
-        return Transcript(self.tree.replaced(one), recorded)
+        if whole == found.content:
+            return self
+        made = self.head(row.position).plus(found.role, whole)
+        for one in after:
+            made = made.plus(one.role, one.content, self.recorded.get(one.id), one.note, one)
+        return made
 
     def without(self, message: int) -> "Transcript":
         """The transcript without a message and what follows it; its other versions stay."""
@@ -108,16 +128,40 @@ class Transcript:
 
     def undone(self) -> tuple["Transcript", str]:
         """(what is left without what was done last, the user's text that is said no more). An
-        answer that was generated again, or a question that was edited, gives its place to another
-        version of it; else the last turn goes."""
-        asked, last = self.tree.path[self.length_before_answer() - 1], self.tree.path[-1]
-        again = last.role == "assistant" and len(self.tree.versions(last.id)) > 1
-        gone = last if again else asked
-        left, others = self.without(gone.id), self.tree.versions(gone.id)
+        answer that was generated again or edited, or a question that was edited, gives its place to
+        another version of it; else the last turn goes."""
+        path = self.tree.path
+        for position in reversed(range(len(path))):
+            if (leaf := self._before(position)) is not None:
+                left = self.without(path[position].id)
+                return replace(left, tree=replace(left.tree, leaf=leaf)), ""
+        asked = path[self.length_before_answer() - 1]
+        left, others = self.without(asked.id), self.tree.versions(asked.id)
         if len(others) == 1:
-            return left, gone.content
-        shown = max(at for at in others if at != gone.id)
+            return left, asked.content
+        shown = max(at for at in others if at != asked.id)
         return replace(left, tree=left.tree.showing(shown)), ""
+
+    def _before(self, position: int) -> int | None:
+        """The last message as it was before the answer there took another one's place: of the last
+        answer the newest other version; of one before, what was said alike after an older one."""
+        one, *after = self.tree.path[position:]
+        others = sorted((at for at in self.tree.versions(one.id) if at != one.id), reverse=True)
+        if one.role != "assistant" or not others:
+            return None
+        if not after:
+            return self.tree.showing(others[0]).leaf
+        found = (self._alike(at, after) for at in others if at < one.id)
+        return next((leaf for leaf in found if leaf), None)
+
+    def _alike(self, leaf: int, after: Sequence[Said]) -> int:
+        """The last of the messages that say the same after this one; 0 where there are none."""
+        for said in after:
+            then = (at for at, one in self.tree.said.items() if one.parent == leaf)
+            leaf = next((at for at in then if self.tree.said[at].content == said.content), 0)
+            if not leaf:
+                break
+        return leaf
 
     def message_of(self, answer: Answer) -> int | None:
         """The id of the message that an answer became."""
@@ -142,6 +186,15 @@ class Transcript:
             if self.messages[position]["role"] == "user":
                 return position + 1
         return 0
+
+
+def figures_of(answer: Answer) -> AnswerFigures | None:
+    """What was measured of an answer; None before its prompt is read."""
+    if (first := answer.prefilled) is None:
+        return None
+    measured = (answer.rate, tokens_per_step(answer))
+    rates = (round(one, 2) if one else None for one in measured)
+    return AnswerFigures(named(first.model, first.backbone), *rates, answer.is_plain)
 
 
 def pieces_of(text: str, lengths: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -92,16 +92,16 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     was typed since it was asked would be lost."""
     tab.asks += bool(ask)
     line = {"pending": [inputs.shown for inputs in chat.pending], "ask": ask}
-    line |= {"taken": tab.taken, "given": tab.given, "back": tab.back}
+    line |= {"heard": tab.heard, "taken": tab.taken, "given": tab.given, "back": tab.back}
     model = chat.session.state.model
     line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
     line["model"] = named(model.name, model.backbone) if model else ""
-    return to_line({**line, "conversation": chat.id, "guest": "" if chat.is_kept else chat.scope})
+    return to_line({**line, "conversation": chat.id, "guest": chat.scope != OWNER})
 
 
 def error_line(line: str) -> str:
-    """A line where the answer would be."""
-    return to_line({"error": line}) + "\n"
+    """A line where the answer would be, with the page's words for an option of the terminal."""
+    return to_line({"error": line.replace("--max-context", "Models → Context")}) + "\n"
 
 
 def _notice_answer(tab: Tab, chat: ChatSession) -> None:
@@ -118,6 +118,8 @@ def _ending(tab: Tab, chat: ChatSession) -> str:
     if chat.error:  # of a load that failed it names the owner's folders
         is_for_guest = chat.scope != OWNER and chat.session.state.model is None
         return error_line(FOR_GUESTS if is_for_guest else chat.error)
+    if tab.refused[0] == chat.transcript_version:
+        return error_line(tab.refused[1])
     last = chat.transcript.answers.get(len(chat.transcript.messages) - 1)
     if last is None or last.number != tab.awaits:
         return ""
@@ -135,11 +137,13 @@ def _system(tab: Tab, chat: ChatSession, hint: str) -> Any:
 
 
 def _versions(transcript: Transcript, shown_rows: Sequence[Row]) -> str:
-    """{"rows": [[row, version, of how many] ...]}: the messages that have more than one, at the
-    last row of each."""
+    """{"rows": [[row, version, of how many] ...], "bylines": [[row, model, speed] ...]}: the
+    messages that have more than one, and who gave the answers, at the last row of each."""
     last = {row.position: place for place, row in enumerate(shown_rows) if row.kind != "note"}
     found = [[place, *transcript.version(position)] for position, place in last.items()]
-    return to_line({"rows": [row for row in found if row[2] > 1]})
+    made = ((place, transcript.tree.path[position].figures) for position, place in last.items())
+    bylines = [[place, one.model, one.speed] for place, one in made if one]
+    return to_line({"rows": [row for row in found if row[2] > 1], "bylines": bylines})
 
 
 def _history(transcript: Transcript, shown_rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
 """ChatViewer: what a browser tab is shown of its chat session, once and while an answer comes."""
 
 import asyncio
-import json
 import secrets
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import gradio as gr
@@ -15,15 +15,16 @@ from medusa_chat.runtime.history import History
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.step_store import FOLDER, StepStore
-from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.guard import ASKER, OWNER, guest_of
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_list import ConversationList, list_line
 from medusa_chat.ui.chat.reasoning_spans import visible_text
-from medusa_chat.ui.chat.session_store import OWNER, SessionStore
+from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import View, next_line, view_of
+from medusa_chat.ui.page.inputs import from_browser
 from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import waiting_text
 
@@ -69,34 +70,33 @@ class ChatViewer:
 
     def session_of(self, tab: Tab) -> ChatSession:
         """The conversation the tab shows; a new one when it has none yet, or when it is gone."""
-        chat = self.sessions.open(tab.scope, tab.conversation)
+        chat = self.sessions.open(tab.scope or ASKER.get() or "", tab.conversation)
         if (chat.scope, chat.id) != (tab.scope, tab.conversation):
             tab.turn_to(chat)
         tab.key = tab.key or secrets.token_urlsafe(24)
         self._tabs[tab.key] = tab
         return chat
 
-    def updates_of(self, key: str) -> Updates | None:
-        """What the tab with this key streams; None when there is no such tab."""
+    def tab_of(self, key: str) -> Tab | None:
+        """The tab with this key; None when who asks has no such tab."""
         tab = self._tabs.get(key)
-        return None if tab is None else self.stream(tab)
+        return None if tab is None or ASKER.get() not in (None, tab.scope) else tab
+
+    def updates_of(self, key: str) -> Updates | None:
+        """What the tab with this key streams; None when who asks has no such tab."""
+        return self.stream(tab) if (tab := self.tab_of(key)) else None
 
     # ---- events: a tab comes ----
 
     def attach(self, tab: Tab, known: object, request: gr.Request | None = None) -> View:
-        """A tab opens or reloads: all of the conversation it showed, else of the one that its
-        browser showed last. A guest reaches only what was said in the same browser.
-
-        known: JSON of what the browser keeps, {"tab": id, "last": id, "guest": scope}.
-        """
-        kept = _read(known)
+        """A tab opens or reloads: all of the conversation of its address, else of the last it
+        showed, else of the last of its browser. A guest reaches only what was said in the same one.
+        known: JSON of what the browser knows, {"link": id, "tab": id, "last": id}."""
+        kept = from_browser(known)
         if not tab.version:
-            guest = kept.get("guest", "")
-            tab.scope = guest if self.sessions.is_guest(guest) else ""
-            if request is None or not is_guest(request):
-                tab.scope = OWNER
-            ids = (kept.get("tab"), kept.get("last"))
-            found = [id for id in ids if tab.scope and self.sessions.find(tab.scope, id)]
+            tab.scope = guest_of(request) or OWNER
+            ids = (kept.get("link"), kept.get("tab"), kept.get("last"))
+            found = [id for id in ids if self.sessions.find(tab.scope, id)]
             tab.conversation = found[0] if found else ""
         self.sessions.reread(self.session_of(tab))
         self.session_of(tab).touch()
@@ -113,7 +113,7 @@ class ChatViewer:
         is_shown = tab.version == chat.version and not self.sessions.failures(tab.scope, tab.told)
         is_shown &= tab.list_version == self.sessions.version(tab.scope)
         is_shown &= tab.system is not None and tab.system[1] == self._hint
-        view = _read(shown).get("view")
+        view = from_browser(shown).get("view")
         if is_shown and (tab.is_streaming or not chat.is_running):
             if not tab.is_behind(view):
                 return gr.skip()
@@ -128,6 +128,12 @@ class ChatViewer:
         tab.told = self.sessions.told
         return self._view(tab)
 
+    def redraw(self, tab: Tab) -> View:
+        """Show all of it anew: a view of news came late or never, or the stream broke."""
+        tab.turn_to(self.session_of(tab))
+        tab.is_streaming = False
+        return self.refresh(tab)
+
     async def stream(self, tab: Tab) -> Updates:
         """About 25 updates a second until the answer has ended. Any number of tabs may; closing
         one only ends its view."""
@@ -135,12 +141,15 @@ class ChatViewer:
         if tab.is_streaming or not chat.is_running:
             return
         tab.is_streaming = tab.has_live = True
+        tab.streams = mine = tab.streams + 1
         chat.enter()
         try:
-            async for update in self._updates(tab, chat):
-                yield update
+            async with aclosing(self._updates(tab, chat)) as updates:
+                async for update in updates:
+                    yield update
         finally:
-            tab.is_streaming = False
+            tab.has_live = True  # what it wrote stands there, whatever was drawn meanwhile
+            tab.is_streaming &= tab.streams != mine
             chat.leave(tab.conversation == chat.id)
 
     async def _updates(self, tab: Tab, chat: ChatSession) -> Updates:
@@ -187,7 +196,7 @@ class ChatViewer:
             return gr.skip()
         tab.list_version = version
         entries, is_more = self.list.entries(tab.scope, tab.search, tab.listed)
-        return list_line(entries, self.session_of(tab), tab.search, is_more)
+        return list_line(entries, self.session_of(tab), tab, is_more)
 
     def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.is_cancelled:
@@ -209,12 +218,3 @@ class ChatViewer:
         """Remember the plain speed that was timed beside the answer."""
         if answer.plain_rate and answer.model_key:
             self._plain[answer.model_key] = answer.plain_rate, time.monotonic()
-
-
-def _read(known: object) -> dict[str, Any]:
-    """What a browser keeps or shows, which may be anything."""
-    try:
-        found = json.loads(known) if isinstance(known, str) else None
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -12,6 +12,7 @@ from medusa_chat.errors import MedusaChatError
 from medusa_chat.runtime.compare import Progress, add_gap, compare, gap_request
 from medusa_chat.runtime.recordings import Comparison
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui.access.guard import guest_of
 from medusa_chat.ui.compare.view import progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs
 from medusa_chat.ui.page.pace import Pace, usual_pace
@@ -54,7 +55,7 @@ class CompareController:
             return (gr.skip(),) * 3
         tab.number += 1
         pace = tab.pace or usual_pace(self.session)
-        tab.text, tab.settings = inputs.text, pace.of(inputs, self.session.state.model).settings
+        tab.text, tab.settings = inputs.text, pace.of(inputs, self.session).settings
         tab.show_nodes = pace.nodes if tab.settings != inputs.settings else None
         tab.is_running, tab.is_stopped = True, False
         line = self._line(tab, state="running", status="starting …")
@@ -71,7 +72,9 @@ class CompareController:
             return (gr.skip(),) * 3
         return self._line(tab, error=str(error)), gr.skip(), gr.skip()
 
-    async def stream(self, tab: CompareTab) -> AsyncIterator[str]:
+    async def stream(
+        self, tab: CompareTab, request: gr.Request | None = None
+    ) -> AsyncIterator[str]:
         """The picture four times a second until there is a result; closing it stops."""
         if not tab.is_running or tab.is_streaming or tab.settings is None:
             yield gr.skip()
@@ -83,7 +86,7 @@ class CompareController:
             [{"role": "user", "content": tab.text}],
             tab.settings,
             plain_first=plain_first,
-            poll_seconds=0,
+            guest=guest_of(request),
         )
         try:
             for event in runs:

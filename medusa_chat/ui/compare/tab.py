@@ -7,10 +7,19 @@ import gradio as gr
 
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
-from medusa_chat.ui.page.html_blocks import AT_ONCE, QUIET, script_block
+from medusa_chat.ui.page.html_blocks import AT_ONCE, QUIET, page, script_block
 from medusa_chat.ui.page.pace import gpu_times
-from medusa_chat.ui.page.settings_form import SettingsForm
+from medusa_chat.ui.page.settings_form import SettingsForm, touched
+from medusa_chat.ui.page.tree_view import to_line
 
+KEY = "medusa-chat-race-settings"
+FROM_BROWSER = f"""() => {{
+  try {{
+    return [localStorage.getItem('{KEY}') || ''];
+  }} catch {{
+    return [''];
+  }}
+}}"""
 EXAMPLE = "Tell me a story about a fox"
 ACCEPTANCES = [
     ("exact: the same text as plain", "exact"),
@@ -18,30 +27,23 @@ ACCEPTANCES = [
     ("typical-sampled: lossy", "typical-sampled"),
 ]
 UNLIMITED: dict[str, Any] = {**QUIET, "concurrency_limit": None}  # the session queues
-LastMessage = Callable[[Any], str]
 
 
 def build_compare(
-    session: Session,
-    trees: Sequence[str],
-    chat: tuple[gr.State, LastMessage] | None = None,
+    session: Session, trees: Sequence[str], chat: gr.State, last_message: Callable[[Any], str]
 ) -> None:
     """Put the Compare tab into the gr.Blocks that is open. trees: presets beside "auto".
 
-    chat: the Chat tab's state, and what gives the last message of the user from its value.
+    chat: the Chat tab's state; last_message: gives what the user said last from its value.
     """
     controller = CompareController(session)
     tab = gr.State(CompareTab())
     with gr.Column(elem_id="compare-column"):
         with gr.Column(elem_id="compare-ask"):
             prompt, run, stop = _prompt()
-            use = gr.Button(
-                "Use the chat's last message",
-                elem_id="compare-use",
-                size="sm",
-                visible=chat is not None,
-            )
+            use = gr.Button("Use the chat's last message", elem_id="compare-use", size="sm")
             settings = _settings(trees)
+            _remember(settings)
         picture = script_block("compare", GPU_TIMES=gpu_times())
 
     begin = settings.handler(controller.begin, controller.refuse, tab, text=prompt)
@@ -51,9 +53,7 @@ def build_compare(
         controller.stream, [tab], [picture], **UNLIMITED
     )
     begun.then(controller.end, [tab], [run, stop], **UNLIMITED)
-    if chat is not None:
-        state, last = chat
-        use.click(lambda value: controller.prefill(last(value)), [state], [prompt], **AT_ONCE)
+    use.click(lambda value: controller.prefill(last_message(value)), [chat], [prompt], **AT_ONCE)
     picture.pace(controller.set_pace, [tab], None, **AT_ONCE, trigger_mode="multiple")
     stop.click(controller.stop, [tab], None, **AT_ONCE)
 
@@ -86,4 +86,25 @@ def _settings(trees: Sequence[str]) -> SettingsForm:
         with gr.Row():
             length = gr.Number(256, label="Max new tokens", step=1)
             seed = gr.Textbox("", label="Seed", placeholder="empty: a fresh one", max_lines=1)
-    return SettingsForm({**made, "max_new_tokens": length, "seed": seed}, trees)
+    made |= {"max_new_tokens": length, "seed": seed}
+    return SettingsForm(made, trees, {name: one.value for name, one in made.items()})
+
+
+def _remember(settings: SettingsForm) -> None:
+    """The browser keeps the settings that were touched last, for its next visit."""
+    fields = list(settings.components.values())
+    kept = script_block("kept", elem_id="compare-kept", KEY=KEY)
+
+    def restore(line: object) -> list[Any]:
+        found = settings.restored(line)
+        return [found[name] for name in settings.components]
+
+    gr.on(
+        [event for field in fields for event in touched(field)],
+        lambda posted: to_line(settings.valid(posted)),
+        set(fields),
+        [kept],
+        trigger_mode="always_last",
+        **AT_ONCE,
+    )
+    page().load(restore, [kept], fields, js=FROM_BROWSER, **AT_ONCE)

@@ -10,10 +10,11 @@ from medusa_chat.ui.page.tree_view import printable, short
 
 NAMES = {
     "none": "Plain",
-    "auto": "Medusa and text",
+    "auto": "Medusa and prompt lookup",
     "medusa": "Medusa",
     "prompt-lookup": "Prompt lookup",
 }
+MUCH = 0.1  # of the time, for other programs
 NEAR_TIE = 0.01  # log probability: closer than half precision tells apart
 ENDS = {
     "eos": "ended by itself",
@@ -104,7 +105,19 @@ def how(found: Comparison) -> str:
         f"temperature {settings['temperature']:g}, seed {settings['seed']}{tree}. "
         f"{len(found.prompt_token_ids):,} prompt tokens. "
         f"One after the other, {order}, each from an empty cache after a warm-up that no figure "
-        "counts."
+        f"counts.{others(found)}"
+    )
+
+
+def others(found: Comparison) -> str:
+    """A sentence more where other programs took much of the time; empty otherwise."""
+    sides = (found.plain.stats, found.drafted.stats)
+    taken = max(1 - (s.busy_seconds or s.seconds) / s.seconds if s.seconds else 0 for s in sides)
+    if taken < MUCH:
+        return ""
+    return (
+        f" Other programs took {taken:.0%} of the time: the speedup and the ms per step leave it "
+        "out, the race, the tokens/s and the ratios by the clock do not."
     )
 
 
@@ -146,17 +159,18 @@ def difference_note(found: Comparison) -> str:
 
 
 def _side(side: Recording, key: str) -> dict[str, Any]:
+    step_seconds = side.stats.step_seconds
     return {
         "key": key,
         "name": _name(side),
         "frames": [[round(f.seconds * 1000, 2), f.text, f.tokens, f.nodes] for f in side.frames],
         "rate": short(side.stats.tokens_per_second),
-        "first_ms": short(side.first_token_seconds * 1000),
+        "first_ms": short(side.stats.prefill_seconds * 1000),
         "total_ms": round(side.total_seconds * 1000, 2),
         "tokens": len(side.token_ids),
         "steps": side.stats.steps,
         "per_step": short(side.stats.acceleration_rate),
-        "step_ms": short(None if side.step_seconds is None else side.step_seconds * 1000),
+        "step_ms": short(None if step_seconds is None else step_seconds * 1000),
         "end": ENDS.get(side.reason, side.reason),
     }
 

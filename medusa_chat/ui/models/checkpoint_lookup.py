@@ -14,17 +14,9 @@ from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.models.load_form import is_hub_name
 
 EVERY_CONTEXT = 10**9  # more than any model has: the report is made for all that it can read
-
-
 README_BYTES = 4096
-
-
 GONE = ("network", "busy")  # kinds of HubError: the Hub itself cannot be asked
-
-
 NOT_ASKED = (*GONE, "offline")
-
-
 LICENCE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w .+-]{2,60}?)[\"']?\s*$", re.M)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_chat.checkpoints.places import is_gguf_file
+from medusa_chat.checkpoints.places import PATH, is_gguf_file
 from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import UsageError
 from medusa_chat.gguf_files import split_name
@@ -38,7 +38,7 @@ class LoadChoices:
 def is_path(name: str) -> bool:
     """Whether this is written as the path of a folder or a GGUF file, there or not; owner/name is
     an id, where there is no such folder."""
-    return name.startswith((".", "~", "/", "\\")) or name[1:3] in (":\\", ":/") or is_local(name)
+    return PATH.match(name) is not None or is_local(name)
 
 
 def is_local(name: str) -> bool:

@@ -14,7 +14,6 @@ from medusa_chat.hub.catalog import ModelPreset, shape
 from medusa_chat.messages import DeviceMemory, LoadRequest
 from medusa_chat.ui.models.checkpoint_lookup import MemoryTarget
 
-DEFAULT_CONTEXT = 8192  # what a load takes at most when nobody says
 TIGHT = 0.85  # of the free memory: above it, little is left for other programs
 HEADS_UNKNOWN = 5  # of a preset that does not say; each with an LM head of its own
 CPU_COLUMNS = ("fp32", "fp16", "int8", "nf4")  # there fp32 may be the fastest
@@ -25,14 +24,14 @@ WORDS = {"fits": "fits", "tight": "tight", "large": "too large"}
 
 @dataclass(frozen=True)
 class Machine:
-    """What rows are judged by. memory: None before it is known. context: tokens when nobody says.
-    in_use: names that are loaded or being loaded, with their bases; loaded: what that was asked
-    for by."""
+    """What rows are judged by. memory: None before it is known. context: tokens as the program was
+    started, None for as usual. in_use: names that are loaded or being loaded, with their bases;
+    loaded: what that was asked for by."""
 
     memory: DeviceMemory | None = None
     target: MemoryTarget = MemoryTarget()
     is_online: bool = True
-    context: int = DEFAULT_CONTEXT
+    context: int | None = None
     in_use: frozenset[str] = frozenset()
     loaded: LoadRequest | None = None
 
@@ -48,19 +47,21 @@ def bytes_for(parts: Estimate, full: int, context: int) -> int:
 
 
 def estimates(
-    report: Inspection | None, preset: ModelPreset | None, context: int, target: MemoryTarget
+    report: Inspection | None, preset: ModelPreset | None, context: int | None, target: MemoryTarget
 ) -> dict[str, int]:
-    """Bytes by precision: from the files, else from what the preset says of them; empty where
-    nothing is known of the backbone's shape."""
+    """Bytes by precision, for so many tokens or as many as usual: from the files, else from what
+    the preset says of them; empty where nothing is known of the backbone's shape."""
     if report is not None and report.memory:
-        full = report.context
-        return {p: bytes_for(e, full, context) for p, e in report.memory.items()}
+        full, tokens = report.context, context or report.usual_context
+        return {p: bytes_for(e, full, tokens) for p, e in report.memory.items()}
     if preset is None or preset.shape is None:
         return {}
     return {p: _of_preset(preset, p, context, target) for p in CPU_COLUMNS}
 
 
-def _of_preset(preset: ModelPreset, precision: str, context: int, target: MemoryTarget) -> int:
+def _of_preset(
+    preset: ModelPreset, precision: str, context: int | None, target: MemoryTarget
+) -> int:
     config = shape(preset.shape or "")
     found = sizes(config)
     heads = preset.heads or HEADS_UNKNOWN
@@ -68,7 +69,8 @@ def _of_preset(preset: ModelPreset, precision: str, context: int, target: Memory
     weights = heads * found.hidden * (found.hidden + rows)
     if preset.base and preset.bytes:
         weights = preset.bytes // 2  # they are kept in 16 bit
-    parts = estimate(config, None, precision, min(context, found.positions), NODES, *target)
+    tokens = min(context or found.context, found.positions)
+    parts = estimate(config, None, precision, tokens, NODES, *target)
     logits = heads * NODES * found.vocabulary * 4
     return parts.total + weights * (4 if precision == "fp32" else 2) + logits
 

@@ -28,7 +28,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "group": group,
         "title": _title(entry),
         "note": entry.preset.notes if entry.preset else "",
-        "facts": list(_facts(entry, choices)),
+        "facts": list(_facts(entry, choices, machine)),
         "download": _download(entry, choices, machine),
         "is_here": entry.is_here,
         "memory": memory,
@@ -39,7 +39,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "page": _page(entry),
         "is_loaded": _is_loaded(entry, choices, machine),
         "ships": entry.ships,
-        "delete": f"Delete {gb(freed)}" if freed else "",
+        "delete": _delete(entry, freed) if freed else "",
         "deletion": _deletion(entry, freed) if freed else "",
     }
 
@@ -66,9 +66,11 @@ def _title(entry: Entry) -> str:
     return entry.preset.title if entry.preset else ""
 
 
-def _facts(entry: Entry, choices: LoadChoices) -> Iterator[list[str]]:
+def _facts(entry: Entry, choices: LoadChoices, machine: Machine) -> Iterator[list[str]]:
     """[label, text] each; what nobody said is left out."""
-    base = _base(entry, choices)
+    base, loaded = _base(entry, choices), machine.loaded
+    if loaded and loaded.checkpoint == entry.id and not _is_loaded(entry, choices, machine):
+        yield ["loaded", f"on {Path(loaded.backbone).name}" if loaded.backbone else "on its base"]
     if entry.is_whole:
         yield ["base", "its own"]
     elif base and base != entry.id:
@@ -108,7 +110,7 @@ def _of_gguf(entry: Entry) -> Iterator[list[str]]:
     kept = sum(one.bytes for one in entry.copies if one.kind == "gguf")
     size = f"{gb(kept)} here" if kept else f"{gb(CONVERTED * report.parameters)} at the first load"
     yield ["converted", size]
-    yield from (["note", note] for note in report.notes if "GGUF files" in note)
+    yield from (["note", note] for note in report.notes if "GGUF file" in note)
 
 
 def _base(entry: Entry, choices: LoadChoices) -> str | None:
@@ -177,6 +179,10 @@ def _freed(entry: Entry) -> int:
     """The bytes that deleting it frees: of the repo, and of what was made of it here."""
     made = sum(one.bytes for one in entry.copies)
     return made + (entry.cached.bytes if entry.cached else 0)
+
+
+def _delete(entry: Entry, freed: int) -> str:
+    return f"Delete {'' if entry.cached else 'converted copy: '}{gb(freed)}"
 
 
 def _deletion(entry: Entry, freed: int) -> str:

@@ -10,7 +10,6 @@ from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import grouped
 from medusa_chat.ui.models.load_form import LoadChoices
 from medusa_chat.ui.models.memory_fit import Machine
-from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
@@ -21,9 +20,9 @@ PRECISIONS = ["auto", "fp32", "bf16", "fp16", *QUANTISED]
 CONTEXTS = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 
 
-def build_models(session: Session, catalog: ModelCatalog | None = None) -> ModelsController:
+def build_models(session: Session) -> ModelsController:
     """Put the Models tab into the gr.Blocks that is open."""
-    controller = ModelsController(session, catalog)
+    controller = ModelsController(session)
     tab = gr.State(ModelsTab())
     with gr.Column(elem_id="models-column"):
         card = script_block("pick")

@@ -1,14 +1,12 @@
 """ModelsView: what the Models tab shows, of each browser tab only what is new to it. No events."""
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
-
-import gradio as gr
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.cpu import this_cpu
+from medusa_chat.checkpoints.gpus import has_nvidia_driver
 from medusa_chat.hub.catalog import model_presets
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
@@ -16,17 +14,17 @@ from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, MemoryTarget
 from medusa_chat.ui.models.entries import Groups, grouped
 from medusa_chat.ui.models.load_form import LoadChoices
 from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
-from medusa_chat.ui.models.memory_fit import DEFAULT_CONTEXT, Machine, memory_line
+from medusa_chat.ui.models.memory_fit import Machine, memory_line
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import row_view
+from medusa_chat.ui.page.html_blocks import changes
 from medusa_chat.ui.page.status import part_of, phase_text
 from medusa_chat.ui.page.tree_view import to_line
 
 STILL_SECONDS = 0.5  # a text is looked up once nobody types any more
 MEMORY_SECONDS = 5.0
 MOST_FOUND = 30  # of a search: more are found by another word
-NVIDIA = Path("/proc/driver/nvidia/version")  # with the driver there is a GPU, most likely
 NOTHING = "Nothing found: give a Hub id, or the whole path of a folder or of a GGUF file."
 NOT_YOURS = to_line(
     {"guest": "Which model answers is chosen by the person who shared this page.", "rows": []}
@@ -36,11 +34,10 @@ Changes = tuple[Any, ...]  # (card, rows): JSON, or a skip
 
 @dataclass
 class ModelsTab:
-    """One browser tab: what it shows already, since when its text is what it is, and the load that
-    was asked for here: only this tab is told what became of it."""
+    """One browser tab: its card and rows, since when its text is what it is, and the load that was
+    asked for here: only this tab is told what became of it."""
 
-    card: str = ""
-    rows: str = ""
+    shown: list[str] = field(default_factory=lambda: ["", ""])
     text: str = ""
     since: float = 0.0
     asked: LoadRequest | None = None
@@ -53,11 +50,7 @@ class ModelsTab:
 
     def changed(self, card: str, rows: str) -> Changes:
         """(card, rows), each only where this tab does not show it yet."""
-        news = tuple(
-            gr.skip() if new == old else new for new, old in ((card, self.card), (rows, self.rows))
-        )
-        self.card, self.rows = card, rows
-        return news
+        return changes(self.shown, card, rows)
 
 
 class ModelsView:
@@ -65,7 +58,7 @@ class ModelsView:
 
     def __init__(self, session: Session, catalog: ModelCatalog, picker: ModelPicker) -> None:
         self.session, self.catalog, self.picker = session, catalog, picker
-        self.start = session.requested or LoadRequest()
+        self.start = session.lifecycle.requested or LoadRequest()
         self.cpu = this_cpu()
         self._measured_at = float("-inf")
 
@@ -92,7 +85,7 @@ class ModelsView:
             said = f"{NOTHING} {said}".strip()
         view = {
             "rows": rows,
-            "memory": memory_line(self.session.memory),
+            "memory": memory_line(self.session.lifecycle.memory),
             "search": search.state if search else "asking",
             "said": said,
         }
@@ -130,7 +123,7 @@ class ModelsView:
         ahead = self.session.position(progress.switch) if is_queued and progress.switch else 0
         current = self._current()
         detail = self.catalog.detail(current) if current else None
-        loaded = loaded_view(state.model, self.session.loaded, detail)
+        loaded = loaded_view(state.model, self.session.lifecycle.loaded, detail)
         card = progress_card(progress, ahead, phase_text(state), part_of(state))
         return card | {"loaded": loaded}
 
@@ -142,24 +135,24 @@ class ModelsView:
 
     def _machine(self) -> Machine:
         return Machine(
-            memory=self.session.memory,
+            memory=self.session.lifecycle.memory,
             target=self.catalog.target,
             is_online=self.catalog.is_online(),
-            context=self.start.max_context or DEFAULT_CONTEXT,
+            context=self.start.max_context,
             in_use=self.in_use(),
-            loaded=self.session.loaded,
+            loaded=self.session.lifecycle.loaded,
         )
 
     def _target(self) -> MemoryTarget:
         """Where a model would go: as its process says, before that as it seems from here."""
         device = self.start.device
-        if self.session.memory is not None:
-            device = self.session.memory.device
+        if self.session.lifecycle.memory is not None:
+            device = self.session.lifecycle.memory.device
         elif device == "auto":
-            device = "cuda" if NVIDIA.exists() else "cpu"
+            device = "cuda" if has_nvidia_driver() else "cpu"
         return MemoryTarget("cuda" if device.startswith("cuda") else device, self.cpu)
 
     def _current(self) -> CheckpointKey | None:
         """What is looked up of the model that is loaded."""
-        request = self.session.loaded
+        request = self.session.lifecycle.loaded
         return CheckpointKey(request.checkpoint, request.backbone) if request else None

@@ -16,37 +16,36 @@ QUIET: dict[str, Any] = {
     "show_progress_on": [],
 }
 AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
-# Blocks whose script is in more than one file: what stands before <name>.js, in one scope with it.
+# What stands between elements.js and <name>.js, in one scope with both.
 PARTS = {
     "tree": (
-        *("elements", "draw", "words", "numbers", "chart", "mask", "card", "timeline"),
-        *("frame", "layout", "walk", "steps", "whatif", "stored", "gpu", "pace"),
+        *("draw", "words", "numbers", "chart", "mask", "card", "timeline", "frame", "layout"),
+        *("walk", "steps", "whatif", "stored", "gpu", "pace"),
     ),
-    "tune": ("elements", "draw", "words", "mask", "layout", "plot", "heat", "shape"),
-    "roof": ("elements", "draw", "plot"),
-    "train": ("elements", "draw", "plot"),
-    "next": ("elements", "stored", "reasoning", "show", "follow"),
-    "tint": ("elements", "stored", "typed", "align", "hover"),
-    "live": ("elements", "emptied", "scroll", "reasoning"),
-    "compare": ("elements", "stored", "gpu", "race", "figures", "lanes", "replay"),
-    **dict.fromkeys(("status", "share", "versions", "keys"), ("elements",)),
-    **dict.fromkeys(("models", "pick", "offer"), ("elements", "try")),
-    "conversations": ("elements", "stored", "drawer", "system", "row"),
-    "look": ("elements", "stored"),
-    "kept": ("stored",),
+    "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
+    **dict.fromkeys(("roof", "train"), ("draw", "plot")),
+    "next": ("stored", "reasoning", "inert", "show", "follow"),
+    "tint": ("stored", "drawn", "typed", "align", "hover", "selected"),
+    "live": ("emptied", "drawn", "scroll", "reasoning", "code"),
+    "compare": ("stored", "gpu", "race", "figures", "lanes", "replay"),
+    "versions": ("drawn", "byline"),
+    **dict.fromkeys(("models", "pick", "offer"), ("try",)),
+    "conversations": ("stored", "drawer", "system", "address", "row", "backup"),
+    **dict.fromkeys(("look", "kept"), ("stored",)),
 }
 
 
-def script_block(name: str, value: str = "", **constants: object) -> gr.HTML:
+def script_block(name: str, value: str = "", elem_id: str = "", **constants: object) -> gr.HTML:
     """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value.
-    constants: what its script knows from the start, by name."""
+    elem_id: where the name is another block's. constants: what its script knows from the start,
+    by name."""
     known = [f"const {constant} = {to_line(made)};" for constant, made in constants.items()]
     return gr.HTML(
         value,
-        elem_id=name,
+        elem_id=elem_id or name,
         html_template=f'<div class="{name}-block"></div>',
         js_on_load="\n".join(
-            [*known, *(_script(part) for part in (*PARTS.get(name, ()), name))],
+            [*known, *(_script(part) for part in ("elements", *PARTS.get(name, ()), name))],
         ),
         apply_default_css=False,
     )
@@ -60,6 +59,14 @@ def event_field(event: gr.EventData, name: str) -> object:
     """A field of what an event brought; None when it brought none."""
     data = getattr(event, "_data", None)
     return data.get(name) if isinstance(data, dict) else None
+
+
+def changes(shown: list[str], *now: str) -> tuple[Any, ...]:
+    """What blocks say now, each only where it is another than a tab shows. shown: what that is,
+    kept by the tab."""
+    news = tuple(gr.skip() if old == new else new for old, new in zip(shown, now, strict=True))
+    shown[:] = now
+    return news
 
 
 def page() -> gr.Blocks:

@@ -4,21 +4,24 @@ Gradio enforces little on the server (ranges, choices and lengths can be posted 
 event hands what it got to `checked` and goes on with the result only.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import without_broken_characters
 
 MAX_CHARACTERS = 1_000_000
-MAX_STEP = 1_000_000
+MAX_NUMBER = 1_000_000
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 10_000
 MAX_TITLE = 200  # characters
 ID = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
-SETTINGS = ("acceptance", "temperature", "top_p", "posterior_threshold", "posterior_alpha")
+SETTINGS = ("acceptance", "temperature", "top_p", "min_p", "posterior_threshold", "posterior_alpha")
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
 DRAFTERS = ("auto", "medusa", "prompt-lookup")
@@ -27,6 +30,7 @@ LABELS = {  # of the settings, as the page names them
     "temperature": "Temperature",
     "top_p": "Top-p",
     "top_k": "Top-k",
+    "min_p": "Min-p",
     "posterior_threshold": "ε (threshold)",
     "locked": "lock δ = √ε",
     "posterior_alpha": "δ (alpha)",
@@ -41,17 +45,19 @@ LABELS = {  # of the settings, as the page names them
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. step: None is the latest. row: of the conversation that is shown;
-    version: of the message there, from 1. is_paced: whether the browser shows the answer slower
-    than it comes."""
+    """What an event may use. row: of the conversation that is shown. is_paced: whether the browser
+    shows the answer slower than it comes."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
-    step: int | None = None
     row: int | None = None
-    version: int | None = None
     is_paced: bool = False
+
+    @property
+    def overhead(self) -> int:
+        """Characters that are kept of it beside the text."""
+        return len(self.system) + sum(map(len, self.settings.stop))
 
     @property
     def shown(self) -> str:
@@ -76,8 +82,8 @@ def checked_list(posted: Mapping[str, object]) -> ListInputs:
     id = found.get("id", "")
     if id != "" and not (isinstance(id, str) and ID.fullmatch(id)):
         raise UsageError("this conversation is not in the list: reload the page")
-    title = _clean("the title", found.get("title", ""), MAX_TITLE)
-    search = _clean("the search", found.get("search", ""), MAX_TITLE)
+    title = clean("the title", found.get("title", ""), MAX_TITLE)
+    search = clean("the search", found.get("search", ""), MAX_TITLE)
     more = _switch("more", found.get("more", False))
     return ListInputs(id, " ".join(title.split()), search.strip(), more)
 
@@ -89,19 +95,30 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        places = ("step", "row", "version")
-        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", *places}:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "row"}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
             text=_message(posted["text"]) if "text" in posted else "",
-            system=_clean("the system prompt", posted.get("system", "")).strip(),
-            step=_count("step", posted.get("step")),
-            row=_count("row", posted.get("row")),
-            version=_count("version", posted.get("version")),
+            system=clean("the system prompt", posted.get("system", "")).strip(),
+            row=_row(posted.get("row")),
         )
     except UsageError as error:
         raise UsageError(_clean_line(_as_labelled(str(error)))) from None
+
+
+def from_browser(line: object) -> dict[str, Any]:
+    """The JSON object that a browser keeps or shows; {} for anything else."""
+    try:
+        found = json.loads(line) if isinstance(line, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def whole_number(value: object) -> int | None:
+    """A place or a number that was posted; None for anything but a whole number from 0."""
+    return value if type(value) is int and 0 <= value <= MAX_NUMBER else None
 
 
 def follows(epsilon: float) -> float:
@@ -112,8 +129,8 @@ def follows(epsilon: float) -> float:
 def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationSettings:
     values = {name: posted[name] for name in SETTINGS if name in posted}
     values |= {name: _whole(posted[name]) for name in WHOLE if name in posted}
-    tree = _choice("tree", posted.get("tree", "auto"), ("auto", *trees))
-    drafter = _choice("drafter", posted.get("drafter", "auto"), DRAFTERS)
+    tree = one_of("tree", posted.get("tree", "auto"), ("auto", *trees))
+    drafter = one_of("drafter", posted.get("drafter", "auto"), DRAFTERS)
     is_plain = _switch("Plain decoding", posted.get("vanilla", False))
     is_locked = _switch("the lock of delta", posted.get("locked", False))
     values |= {
@@ -128,7 +145,8 @@ def _settings(posted: Mapping[str, object], trees: Sequence[str]) -> GenerationS
     return replace(settings, posterior_alpha=follows(settings.posterior_threshold))
 
 
-def _choice(what: str, value: object, allowed: Sequence[str]) -> str:
+def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
+    """A choice that was posted. Raises UsageError."""
     if not isinstance(value, str) or value not in allowed:
         raise UsageError(f"{what} is {value!r:.80}: choose one of {', '.join(allowed)}")
     return value
@@ -142,8 +160,8 @@ def _switch(what: str, value: object) -> bool:
 
 def _stops(value: object) -> tuple[str, ...]:
     """Stop strings, one a line; an empty line is none."""
-    lines = [line.rstrip("\r") for line in _clean("the stop strings", value).split("\n")]
-    lines = [line for line in lines if line]
+    text = clean("the stop strings", value, MAX_STOP_CHARACTERS)
+    lines = [line for raw in text.split("\n") if (line := raw.rstrip("\r"))]
     if len(lines) > MAX_STOPS:
         raise UsageError(f"there are {len(lines)} stop strings: give at most {MAX_STOPS}")
     return tuple(lines)
@@ -166,13 +184,13 @@ def _seed(value: object) -> int | None:
 
 
 def _message(value: object) -> str:
-    text = _clean("the message", value)
+    text = clean("the message", value)
     if not text.strip():
         raise UsageError("the message is empty: write something first")
     return text
 
 
-def _clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
+def clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     """A text that every later layer can take: no null bytes, no halves of characters."""
     if not isinstance(value, str):
         raise UsageError(f"{what} is a {type(value).__name__}: give text")
@@ -181,12 +199,11 @@ def _clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     return without_broken_characters(value)
 
 
-def _count(what: str, value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STEP:
-        raise UsageError(f"{what} is {value!r:.80}: give a whole number from 0 to {MAX_STEP}")
-    return value
+def _row(value: object) -> int | None:
+    row = whole_number(value)
+    if row is None and value is not None:
+        raise UsageError(f"row is {value!r:.80}: give a whole number from 0 to {MAX_NUMBER}")
+    return row
 
 
 def _as_labelled(text: str) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from medusa_chat.ui.access.login_limit import is_let_in
 from medusa_chat.ui.page.tree_view import to_line
 
 PATH = "/live"
@@ -53,7 +54,7 @@ class Live:
         await self._answer(Request(scope))(scope, receive, send)
 
     def _answer(self, request: Request) -> Response:
-        if not _is_let_in(request):
+        if not is_let_in(request):
             return PlainTextResponse("log in first", 401)
         updates = self.updates_of(request.headers.get(TAB_HEADER, ""))
         if updates is None:
@@ -87,12 +88,3 @@ def _news(before: Update, now: Update) -> Iterator[str]:
         yield '"refresh":true'
     if now.show:
         yield f'"show":{now.show}'
-
-
-def _is_let_in(request: Request) -> bool:
-    """Whether Gradio's login, where the page has one, knows who asks."""
-    app = request.app
-    if getattr(app, "auth", None) is None:
-        return True
-    names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
-    return any(request.cookies.get(name) in app.tokens for name in names)

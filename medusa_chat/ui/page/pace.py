@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_chat.decoding.settings import MAX_NODES
-from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.gpu_step import PRECISIONS, step_seconds
 from medusa_chat.training.hardware import GPUS, SHAPES
@@ -40,22 +39,23 @@ class Pace:
         is_late = before is not None and order < before.order
         return before if is_late else cls(values["paced"], nodes, order)
 
-    def of(self, inputs: Inputs, model: ModelInfo | None) -> Inputs:
+    def of(self, inputs: Inputs, session: Session) -> Inputs:
         """What was asked for, at this pace: nodes that were chosen in the settings stay, and a
-        tree has no more than the model's."""
+        tree has no more than the model's. Of the demo all is known before it is loaded."""
         settings = inputs.settings
         is_open = settings.nodes is None and settings.tree == "auto"
         if self.nodes and is_open and settings.drafter in (None, "auto", "medusa"):
-            facts = model.tree_facts if model else None
-            if facts is not None:
-                nodes = min(self.nodes, len(facts.choices) + 1)
-                settings = replace(settings, nodes=nodes)
+            model = session.state.model
+            facts, is_coming = model.tree_facts if model else None, not model and is_demo(session)
+            if facts is not None or is_coming:
+                most = len(facts.choices) + 1 if facts else SHOW_NODES
+                settings = replace(settings, nodes=min(self.nodes, most))
         return replace(inputs, settings=settings, is_paced=self.is_paced)
 
 
 def is_demo(session: Session) -> bool:
     """Whether the model that is loaded, or comes, is the demo checkpoint."""
-    model, load = session.state.model, session.requested
+    model, load = session.state.model, session.lifecycle.requested
     return model.name == "demo" if model else load is not None and load.checkpoint == "demo"
 
 

@@ -8,7 +8,7 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.page.html_blocks import event_field
-from medusa_chat.ui.page.inputs import Inputs, checked
+from medusa_chat.ui.page.inputs import Inputs, checked, from_browser
 
 Posted = Mapping[gr.components.Component, Any]  # what an event posted, by component
 Act = Callable[[Any, Inputs], Any]
@@ -19,11 +19,12 @@ Refuse = Callable[[Any, MedusaChatError], Any]
 class SettingsForm:
     """The components of the settings by name, and what reads what they posted.
 
-    trees: names of presets that may be chosen beside "auto".
+    trees: names of presets that may be chosen beside "auto". defaults: of what a browser keeps.
     """
 
     components: Mapping[str, gr.components.Component]
     trees: Sequence[str]
+    defaults: Mapping[str, Any]
 
     def handler(
         self, act: Act, refuse: Refuse, tab: gr.State, **sources: gr.components.Component | str
@@ -48,3 +49,32 @@ class SettingsForm:
     def named(self, posted: Posted) -> dict[str, object]:
         """The posted values, by the settings' names."""
         return {name: posted[made] for name, made in self.components.items() if made in posted}
+
+    def valid(self, posted: Posted) -> dict[str, Any]:
+        """The settings that were posted, a default where one is wrong."""
+        return self.restored(self.named(posted))
+
+    def restored(self, found: object) -> dict[str, Any]:
+        """Settings of a conversation, or what a browser remembered as JSON, each value checked; a
+        default where one is missing or wrong."""
+        values = dict(self.defaults)
+        for name, value in (found if isinstance(found, dict) else from_browser(found)).items():
+            if name in values and not refusal(name, value, self.trees):
+                values[name] = value
+        return values
+
+
+def touched(component: Any) -> list[Any]:
+    """The events of a value that a person changes. Gradio's text box tells `input` for a key that
+    writes a character, not for Backspace, a paste or a drop: leaving the field tells those."""
+    is_text = isinstance(component, gr.Textbox)
+    return [component.input, component.blur] if is_text else [component.input]
+
+
+def refusal(name: str, value: object, trees: Sequence[str]) -> str:
+    """Why a setting cannot have this value; empty where it can."""
+    try:
+        checked({name: value}, trees)
+    except MedusaChatError as error:
+        return str(error)
+    return ""

@@ -20,11 +20,12 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     """One step, a list entry per node, the root first.
 
     state: a letter per node, a(ccepted), r(ejected: its parent was accepted, it was not),
-    u(nreached). margin: log(p / threshold) under typical acceptance; binds: a letter per node as
-    a parent, see `binding`. same: whether the node is the backbone's own token at its parent,
-    under exact. rank counts from 1. source: a letter per node, h(eads), t(ext), b(oth), "-" for
-    the root, where the record says so. Figures that do not exist are null, and so is a list of
-    them; without a draft record only the numbers of the step are there.
+    u(nreached), e(nd: the answer ended above it). margin: log(p / threshold) under typical
+    acceptance; binds: a letter per node as a parent, see `binding`. same: whether the node is the
+    backbone's own token at its parent, under exact. rank counts from 1. source: a letter per node,
+    h(eads), t(ext), b(oth), "-" for the root, where the record says so. Figures that do not exist
+    are null, and so is a list of them; without a draft record only the numbers of the step are
+    there.
     """
     view: dict[str, Any] = {
         "index": step.index,
@@ -36,18 +37,20 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
         "backbone_ms": short(step.backbone_seconds * 1000, 3),
     }
     if step.draft is not None:
-        view |= _nodes(step.draft, step.path, epsilon)
+        view |= _nodes(step.draft, step.path, len(step.token_ids) < len(step.path), epsilon)
     return view
 
 
-def _nodes(draft: DraftRecord, path: Sequence[int], epsilon: float | None) -> dict[str, Any]:
+def _nodes(
+    draft: DraftRecord, path: Sequence[int], is_end: bool, epsilon: float | None
+) -> dict[str, Any]:
     binds = "".join(binding(threshold, epsilon) for threshold in draft.thresholds)
     above = (None, *draft.parents[1:])  # the parent of each node, None for the root
     return {
         "parent": list(draft.parents),
         "id": list(draft.tokens),
         "text": [printable(text) for text in draft.texts],
-        "state": states(draft.parents, path),
+        "state": states(draft.parents, path, is_end),
         "source": "".join((source or "-")[0] for source in draft.sources) or None,
         "rank": _some([None if rank is None else rank + 1 for rank in draft.ranks]),
         "q": _some([short(q, 3) for q in draft.draft_probabilities]),
@@ -78,11 +81,12 @@ def _some(values: list[Any]) -> list[Any] | None:
     return values if any(value is not None for value in values) else None
 
 
-def states(parents: Sequence[int], path: Sequence[int]) -> str:
-    """A letter per node: a, r or u."""
-    taken = set(path)
+def states(parents: Sequence[int], path: Sequence[int], is_end: bool = False) -> str:
+    """A letter per node: a, r, u or e. is_end: the answer ended with the path, with no token
+    behind it: nothing is said of what follows there."""
+    taken, last = set(path), path[-1] if is_end else None
     return "".join(
-        "a" if node in taken else "r" if parent in taken else "u"
+        "a" if node in taken else "e" if parent == last else "r" if parent in taken else "u"
         for node, parent in enumerate(parents)
     )
 

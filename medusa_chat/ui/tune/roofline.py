@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.errors import UsageError
 from medusa_chat.training.hardware import (
     GPUS,
     SHAPES,
@@ -16,6 +15,7 @@ from medusa_chat.training.hardware import (
     layer_seconds,
     speedup,
 )
+from medusa_chat.ui.page.inputs import one_of
 from medusa_chat.ui.page.tree_view import short
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -43,11 +43,11 @@ def setting_of(
     """The setting that was posted. Raises UsageError with what may be chosen."""
     gpus, shapes = {g.name: g for g in GPUS}, {s.name: s for s in SHAPES}
     return Setting(
-        gpus[_one_of("GPU", gpu, tuple(gpus))],
-        shapes[_one_of("model size", shape, tuple(shapes))],
-        int(_one_of("context", str(context), tuple(map(str, CONTEXTS)))),
-        int(_one_of("batch", str(batch), tuple(map(str, BATCHES)))),
-        int(_one_of("nodes", str(nodes), tuple(map(str, NODES)))),
+        gpus[one_of("GPU", gpu, tuple(gpus))],
+        shapes[one_of("model size", shape, tuple(shapes))],
+        int(one_of("context", str(context), tuple(map(str, CONTEXTS)))),
+        int(one_of("batch", str(batch), tuple(map(str, BATCHES)))),
+        int(one_of("nodes", str(nodes), tuple(map(str, NODES)))),
     )
 
 
@@ -130,9 +130,3 @@ def _overhead(chosen: Setting, nodes: int) -> float:
 def _speedup(chosen: Setting, nodes: int, constant: float) -> float:
     at = (chosen.shape, chosen.gpu, chosen.batch, chosen.context)
     return speedup(*at, nodes, constant)
-
-
-def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise UsageError(f"{what}: choose one of {', '.join(allowed)}")
-    return value

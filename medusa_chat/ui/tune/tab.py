@@ -1,7 +1,6 @@
 """The Tune tab: what the heads are worth here, the tree in use, and a better one when there is."""
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -17,7 +16,7 @@ from medusa_chat.training.run_log import Run, latest
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.ui.access.guard import is_guest
-from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
+from medusa_chat.ui.page.html_blocks import AT_ONCE, changes, script_block
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.tune.roofline import (
     BATCHES,
@@ -35,14 +34,6 @@ NOT_YOURS = "Only the person who shared this page may change its tree."
 WHOSE = [("the paper's 7B", "paper"), ("this model's", "loaded")]
 
 
-@dataclass
-class TuneTab:
-    """One browser tab: what it shows already."""
-
-    line: str = ""
-    training: str = ""
-
-
 class TuneController:
     """The tab's event handlers, shared by all browser tabs. Guests can only look."""
 
@@ -55,21 +46,14 @@ class TuneController:
 
     # ---- events ----
 
-    def refresh(self, tab: TuneTab, request: gr.Request) -> tuple[Any, Any]:
+    def refresh(self, shown: list[str], request: gr.Request) -> tuple[Any, ...]:
         """(picture, training) where they have changed; asked for about once a second by a tab in
         sight."""
         guest = is_guest(request)
-        line = to_line(self.view(guest))
         run = train_view(self.latest(), guest)
-        training = to_line(run) if run else ""
-        now = (
-            gr.skip() if line == tab.line else line,
-            (gr.skip() if training == tab.training else training),
-        )
-        tab.line, tab.training = line, training
-        return now
+        return changes(shown, to_line(self.view(guest)), to_line(run) if run else "")
 
-    def halt(self, tab: TuneTab, request: gr.Request) -> tuple[Any, Any]:
+    def halt(self, shown: list[str], request: gr.Request) -> tuple[Any, ...]:
         """Ask the training that runs to stop at its next step."""
         run = self.latest()
         if is_guest(request):
@@ -79,19 +63,19 @@ class TuneController:
                 run.ask_to_stop()
             except OSError as error:
                 gr.Warning(f"The training cannot be stopped from here: {error.strerror}")
-        return self.refresh(tab, request)
+        return self.refresh(shown, request)
 
-    def measure(self, tab: TuneTab, request: gr.Request) -> Any:
+    def measure(self, shown: list[str], request: gr.Request) -> Any:
         """Time the steps anew, behind the answers that were asked for before."""
-        return self._do(tab, request, self._measure)
+        return self._do(shown, request, self._measure)
 
-    def use_offer(self, tab: TuneTab, request: gr.Request) -> Any:
+    def use_offer(self, shown: list[str], request: gr.Request) -> Any:
         """Use the tree that is offered, from the next answer on."""
-        return self._do(tab, request, self._use_offer)
+        return self._do(shown, request, self._use_offer)
 
-    def use_stored(self, tab: TuneTab, request: gr.Request) -> Any:
+    def use_stored(self, shown: list[str], request: gr.Request) -> Any:
         """Go back to the checkpoint's own tree."""
-        return self._do(tab, request, lambda: self.personal.use(None))
+        return self._do(shown, request, lambda: self.personal.use(None))
 
     def model(self, *posted: object) -> Any:
         """The hardware model for what was chosen: GPU, size, context, batch, nodes, whose heads."""
@@ -126,7 +110,7 @@ class TuneController:
         table = model.tree_facts.accuracies
         return expected_lengths(search_tree(table, PAPER_NODES), table)[-1]
 
-    def _do(self, tab: TuneTab, request: gr.Request, act: Any) -> Any:
+    def _do(self, shown: list[str], request: gr.Request, act: Any) -> Any:
         if is_guest(request):
             gr.Info(NOT_YOURS)
         else:
@@ -134,7 +118,7 @@ class TuneController:
                 self._ask(act)
             except MedusaChatError as error:
                 gr.Info(str(error))
-        return self.refresh(tab, request)
+        return self.refresh(shown, request)
 
     def _ask(self, act: Any) -> None:
         if self._asked is None or self._asked.done.is_set():  # else a second click on the same
@@ -161,9 +145,9 @@ class TuneController:
         if asked.state == "running":
             return TuneStatus(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
         if asked.error:
-            return TuneStatus(f"{what} failed: {asked.error}", is_failed=True)
+            return TuneStatus(f"{what} failed: {asked.error}", failed=True)
         if (model := asked.result) is None:
-            return TuneStatus(f"{what} was stopped.", is_failed=True)
+            return TuneStatus(f"{what} was stopped.", failed=True)
         if isinstance(request, Tune):
             return TuneStatus(f"Measured: {model.nodes} nodes are used.")
         is_personal = isinstance(request, UseTree) and request.tree is not None
@@ -174,7 +158,7 @@ class TuneController:
 def build_tune(session: Session, personal: PersonalTrees) -> TuneController:
     """Put the Tune tab into the gr.Blocks that is open."""
     controller = TuneController(session, personal)
-    tab = gr.State(TuneTab())
+    shown = gr.State(["", ""])  # the picture and the training of a browser tab
     with gr.Column(elem_id="tune-column"):
         picture = script_block("tune")
         training = script_block("train")
@@ -183,11 +167,11 @@ def build_tune(session: Session, personal: PersonalTrees) -> TuneController:
             with gr.Row(elem_id="roof-ask"):
                 boxes = _boxes()
             roof = script_block("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
-    picture.refresh(controller.refresh, [tab], [picture, training], **AT_ONCE)
-    picture.measure(controller.measure, [tab], [picture, training], **AT_ONCE)
-    picture.use_offer(controller.use_offer, [tab], [picture, training], **AT_ONCE)
-    picture.use_stored(controller.use_stored, [tab], [picture, training], **AT_ONCE)
-    training.halt(controller.halt, [tab], [picture, training], **AT_ONCE)
+    picture.refresh(controller.refresh, [shown], [picture, training], **AT_ONCE)
+    picture.measure(controller.measure, [shown], [picture, training], **AT_ONCE)
+    picture.use_offer(controller.use_offer, [shown], [picture, training], **AT_ONCE)
+    picture.use_stored(controller.use_stored, [shown], [picture, training], **AT_ONCE)
+    training.halt(controller.halt, [shown], [picture, training], **AT_ONCE)
     for box in boxes:
         box.input(controller.model, boxes, [roof], **AT_ONCE)
     return controller

@@ -9,8 +9,6 @@ from medusa_chat.ui.page.tree_view import short
 
 MOST_POINTS = 120
 STAGES = {
-    "began": "beginning",
-    "plan": "measuring what it needs",
     "answered": "asking the backbone",
     "hidden": "running the backbone over the examples",
 }

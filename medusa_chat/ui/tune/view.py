@@ -1,6 +1,6 @@
 """The Tune tab as data: accuracies, the tree, its curves, what is offered. No gradio, no torch."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from medusa_chat.decoding.tree import Tree
@@ -21,6 +21,7 @@ EMPTY = {
     "failed": "No model is loaded: the last one could not be. The Models tab says why.",
     "loading": "The model is being loaded. Its heads and its tree are shown here as soon as it is.",
 }
+PUBLISHED = "The published tree mc_sim_7b_63"
 NO_HEADS = (
     "This model has no Medusa heads, so there is no tree to tune: it drafts by prompt lookup. "
     "`medusa-chat train --backbone ID --data FILE --output DIR` makes heads for it."
@@ -32,8 +33,8 @@ class TuneStatus:
     """A visitor's request to the tuner: a sentence while it waits, runs or has failed."""
 
     text: str = ""
-    is_running: bool = False
-    is_failed: bool = False
+    running: bool = False
+    failed: bool = False
 
 
 def tune_view(
@@ -64,15 +65,10 @@ def tune_view(
         "tokens": token_curves(facts, kept.counts, used),
         "times": times_view(costs, facts.date),
         "speedup": speedup_view(facts, used, costs),
-        "chats": chats_view(kept.counts),
+        "chats": chats_text(kept.counts),
         "offer": None if suggestion is None else suggestion_view(suggestion),
-        "work": work_view(TuneStatus() if is_guest else work),
+        "work": asdict(TuneStatus() if is_guest else work),
     }
-
-
-def work_view(work: TuneStatus) -> dict[str, Any]:
-    """The tuner's state as the tab draws it."""
-    return {"text": work.text, "running": work.is_running, "failed": work.is_failed}
 
 
 def used_accuracies(facts: TreeFacts, kept: StoredCounts) -> Accuracies:
@@ -87,11 +83,13 @@ def tables(
     facts: TreeFacts, counts: AcceptanceCounts, is_guest: bool = False
 ) -> list[dict[str, Any]]:
     """The checkpoint's rank accuracies, and with what was counted in chats once there is any."""
-    found = [{"name": _origin(facts), "note": _note(facts, is_guest), "rows": _round(facts)}]
+    origin = "Calibration of the checkpoint" if facts.is_calibrated else "Published heads"
+    rows = [[short(a) for a in row] for row in facts.accuracies]
+    found = [{"name": origin, "note": _note(facts, is_guest), "rows": rows}]
     if counts.steps:
         whole = counts.whole
         note = (
-            f"{_count(counts.steps)} steps of {_plural(counts.answers, 'answer')} with this model, "
+            f"{counts.steps:,} steps of {_plural(counts.answers, 'answer')} with this model, "
             "where what the heads guessed was compared with what came. Few counts are drawn "
             "towards the table before; a rank that was never asked for keeps its value."
         )
@@ -109,10 +107,6 @@ def asked_of(fold: AcceptanceFold, facts: TreeFacts) -> list[list[int]]:
     ]
 
 
-def _origin(facts: TreeFacts) -> str:
-    return "Calibration of the checkpoint" if facts.is_calibrated else "Published heads"
-
-
 def _note(facts: TreeFacts, is_guest: bool) -> str:
     if not facts.is_calibrated:
         return (
@@ -120,12 +114,8 @@ def _note(facts: TreeFacts, is_guest: bool) -> str:
             "Medusa heads (7B). `medusa-chat calibrate` measures these ones."
         )
     what = facts.measured_on if facts.measured_on and not is_guest else "Held-out answers"
-    places = f", {_count(facts.positions)} positions" if facts.positions else ""
+    places = f", {facts.positions:,} positions" if facts.positions else ""
     return f"{what}{places}: how often each prediction of each head, alone, was the token."
-
-
-def _round(facts: TreeFacts) -> list[list[float]]:
-    return [[short(a) for a in row] for row in facts.accuracies]
 
 
 # ---- the tree ----
@@ -136,13 +126,9 @@ def tree_view(model: ModelInfo, facts: TreeFacts, used: Accuracies) -> dict[str,
     that the whole path to a node is what comes, by the table."""
     whole = Tree.from_choices(facts.choices)
     tree = whole.head(model.nodes)
-    origin = "personal" if facts.is_personal else "calibrated" if facts.is_calibrated else "mc_sim"
+    own = "The checkpoint's calibrated tree" if facts.is_calibrated else PUBLISHED
     return {
-        "name": {
-            "personal": "Your personal tree",
-            "calibrated": "The checkpoint's calibrated tree",
-            "mc_sim": "The published tree mc_sim_7b_63",
-        }[origin],
+        "name": "Your personal tree" if facts.is_personal else own,
         "nodes": len(tree),
         "whole": len(whole),
         "depth": tree.depth,
@@ -158,20 +144,13 @@ def tree_view(model: ModelInfo, facts: TreeFacts, used: Accuracies) -> dict[str,
 # ---- chats and the suggestion from them ----
 
 
-def chats_view(counts: AcceptanceCounts) -> dict[str, Any]:
+def chats_text(counts: AcceptanceCounts) -> str:
     """How much was counted, and what it still takes to search a tree."""
-    left = LEAST_STEPS - counts.steps
-    text = (
-        f"{_count(counts.steps)} steps of {_plural(counts.answers, 'answer')} are counted."
-        if counts.steps
-        else "Nothing is counted yet: chat with this model, and its own accuracies grow here."
-    )
-    more = (
-        f" From {LEAST_STEPS} steps on a better tree is looked for."
-        if left > 0 and counts.steps
-        else ""
-    )
-    return {"text": text + more}
+    if not counts.steps:
+        return "Nothing is counted yet: chat with this model, and its own accuracies grow here."
+    text = f"{counts.steps:,} steps of {_plural(counts.answers, 'answer')} are counted."
+    more = f" From {LEAST_STEPS} steps on a better tree is looked for."
+    return text + more if counts.steps < LEAST_STEPS else text
 
 
 def suggestion_view(found: TreeSuggestion) -> dict[str, Any]:
@@ -182,10 +161,6 @@ def suggestion_view(found: TreeSuggestion) -> dict[str, Any]:
         "note": f"{found.nodes} nodes; {(found.gain - 1) * 100:.1f} % faster, judged by the half "
         "of your chats that it was not searched in. It is used from the next answer on.",
     }
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"
 
 
 def _plural(value: int, word: str) -> str:

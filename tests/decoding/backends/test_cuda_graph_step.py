@@ -32,6 +32,7 @@ SETTINGS = [
     {},
     {"temperature": 0.9},
     {"temperature": 0.9, "top_k": 5, "top_p": 0.8},
+    {"temperature": 0.9, "min_p": 0.2},
     {"temperature": 0.8, "acceptance": "typical"},
     {"temperature": 0.8, "acceptance": "typical-sampled"},
 ]
@@ -86,6 +87,15 @@ def test_prompt_lookup_is_recorded_as_one_kind_of_step():
     assert_same(events[1], events[0])
     kinds = [kind for kind in recorded._kinds.values() if kind.plan.text is not None]
     assert [len(kind.plan.tree) for kind in kinds if kind.steps] == [5]
+
+
+def test_the_least_recently_used_kinds_are_dropped(monkeypatch):
+    monkeypatch.setattr(ahead, "MOST_KINDS", 2)
+    engine = engine_of(tiny("llama"))
+    recorded = CudaGraphStep(engine.backbone)
+    for cut in ({"top_p": 0.5}, {"min_p": 0.1}, {"top_p": 0.5}, {"min_p": 0.2}):
+        answer(engine, recorded, ROOT, settings_of(temperature=0.9, **cut))
+    assert [key[-1][2:] for key in recorded._kinds] == [(0.5, 0.0), (1.0, 0.2)]
 
 
 class Knowing(Medusa):

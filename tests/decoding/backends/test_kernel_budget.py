@@ -17,11 +17,13 @@ FIXED = {  # beside the layers, without and with details
     ("plain", "greedy"): (40, 46),
     ("plain", "sampled"): (149, 155),
     ("plain", "cut"): (162, 168),
+    ("plain", "min-p"): (153, 159),
     ("plain", "typical"): (64, 63),
     ("plain", "typical, cut"): (64, 63),
     ("tree", "greedy"): (58, 71),
     ("tree", "sampled"): (167, 180),
     ("tree", "cut"): (180, 193),
+    ("tree", "min-p"): (171, 184),
     ("tree", "typical"): (79, 82),
     ("tree", "typical, cut"): (79, 82),
 }
@@ -87,10 +89,12 @@ def test_a_layer_with_all_kernels_launches_six_beside_its_products(monkeypatch, 
     assert layer == {"linear": 4, **six}
 
 
+@pytest.mark.parametrize("kind", ["sampled", "min-p"])
 @pytest.mark.parametrize("tree", TREES)
-def test_each_kernel_that_reads_logits_takes_the_place_of_several(tree):
-    """A draw is four: the place, the kernel, and the choice among the parts of a row."""
-    asked = TREES[tree], True, SETTINGS["sampled"]
+def test_each_kernel_that_reads_logits_takes_the_place_of_several(tree, kind):
+    """A draw is four: the place, the kernel, and the choice among the parts of a row. What is left
+    out of the scores before it is torch's."""
+    asked = TREES[tree], True, SETTINGS[kind]
     whole = counted(2, *asked)
     for name, less in (("draw", 104), ("sums", 6)):
         found = counted(2, *asked, rows=[name])

@@ -26,9 +26,10 @@ import torch
 from medusa_chat.decoding.backends import fused_kernels
 odd = fused_kernels.Sizes(0, hidden=96, heads=(6, 2), width=24, gate=1100)
 plain = fused_kernels.Sizes(0, hidden=64, heads=(2, 2), width=16, gate=80)
+part = fused_kernels.Sizes(0, hidden=96, heads=(6, 2), width=24, gate=80, rotary=18)
 for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
     for name in fused_kernels.IN_LAYERS:
-        for sizes in (odd, plain):
+        for sizes in (odd, plain, part):
             off = fused_kernels.difference(name, sizes, torch.device("cpu"), dtype)
             assert off < limit, (name, dtype, sizes, off)
 """
@@ -36,6 +37,8 @@ ROWS = """
 import torch
 from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.acceptance import TORCH
+from medusa_chat.decoding.filters import filtered
+from medusa_chat.decoding.settings import GenerationSettings
 device = torch.device("cpu"), torch.float32
 for size in (3, 4096, 5003):
     for name, limit in (("draw", 1e-9), ("sums", 2e-6)):
@@ -46,6 +49,8 @@ level = torch.zeros(3, 5003)  # the noise alone decides
 for place, seed in ((0, 1), (7, 0), (2**33, 2**63 - 1), (40, 2**32 + 5)):
     for one in (torch.tensor(seed), seed):
         assert draw(level, depths, 1, place, one).equal(TORCH.draw(level, depths, 1, place, one))
+cut = filtered(torch.randn(3, 5003), GenerationSettings(min_p=0.3))
+assert draw(cut, depths, 1, 7, 5).equal(TORCH.draw(cut, depths, 1, 7, 5))
 bad = torch.full((2, 5003), torch.nan)
 assert int(draw(bad, depths[:2], 1, 0, 0).max()) < 5003
 """

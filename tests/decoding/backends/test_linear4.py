@@ -26,6 +26,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 
 CASES = [("llama", torch.float32, True), ("qwen2", torch.float32, True)]
 CASES += [("mistral-window", torch.float32, False), ("llama", torch.bfloat16, True)]
+CASES += [("phi3-part", torch.float32, True)]
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -19,12 +19,22 @@ from medusa_chat.decoding.backends.native.rows import NativeRows
 from medusa_chat.decoding.settings import GenerationSettings
 
 
-@pytest.mark.parametrize("vocabulary", [7, 48, 1003])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.fixture
+def asked(monkeypatch):
+    """The places and seeds of the draws that torch was asked for."""
+    found, real = [], Rows.draw
+    monkeypatch.setattr(Rows, "draw", lambda self, *a: (found.append(a[3:]), real(self, *a))[1])
+    return found
+
+
+# of 20,000 tokens there are more numbers than FEW: below that one thread works alone
+@pytest.mark.parametrize(
+    ("vocabulary", "threads"), [(7, 1), (48, 1), (1003, 1), (20_000, 1), (20_000, 3)]
+)
 def test_the_same_tokens_and_sums(library, vocabulary, threads):
     ours = NativeRows(NativeThreads(library, threads))
     torch.manual_seed(3)
-    depths = torch.tensor([0, 1, 1, 2, 2, 2])
+    depths = torch.tensor([2, 1, 0, 2, 1, 0])  # of rows whose noise another thread makes
     for scale in (0.1, 3.0, 40.0, 3000.0):
         scores = scale * torch.randn(len(depths), vocabulary)
         scores[0, 3] = scores[0, 5] = scores[0].max() + 1  # a tie
@@ -33,20 +43,37 @@ def test_the_same_tokens_and_sums(library, vocabulary, threads):
         for mine, others in zip(ours.sums(scores), TORCH.sums(scores), strict=True):
             assert torch.allclose(mine, others, atol=1e-4, rtol=1e-5)
         for seed in (0, 7, 2**40 + 3):
-            asked = scores, depths, 2, 31, seed
-            assert torch.equal(ours.draw(*asked), TORCH.draw(*asked))
+            given = scores, depths, 2, 31, seed
+            assert torch.equal(ours.draw(*given), TORCH.draw(*given))
 
 
-def test_a_near_tie_is_torchs_to_decide(library, monkeypatch):
+def test_the_lowest_of_equals_wins_wherever_they_stand(library):
+    scores = torch.zeros(1, 64)
+    scores[0, 5] = scores[0, 11] = 1.0  # of vectors of 8 the second stands in a lower lane
+    assert int(NativeRows(NativeThreads(library, 1)).largest(scores)) == 5
+
+
+def test_a_near_tie_is_torchs_to_decide(library, asked):
     """Two scores that differ, with their noise, in the last digit alone."""
-    ours, asked = NativeRows(NativeThreads(library, 1)), []
-    real = Rows.draw
-    monkeypatch.setattr(Rows, "draw", lambda self, *a: (asked.append(a), real(self, *a))[1])
-    depths, noise = torch.tensor([0]), gumbel(9, torch.tensor([5]), 64)
+    ours, depths = NativeRows(NativeThreads(library, 1)), torch.tensor([0])
+    noise = gumbel(9, torch.tensor([5]), 64)
     assert int(ours.draw(torch.zeros(1, 64), depths, 0, 5, 9)) == int(noise.argmax())
     assert not asked
     level = noise.max() - noise  # with it all are as large as the largest
-    assert torch.equal(ours.draw(level, depths, 0, 5, 9), real(TORCH, level, depths, 0, 5, 9))
+    found = ours.draw(level, depths, 0, 5, 9)
+    assert len(asked) == 1 and torch.equal(found, TORCH.draw(level, depths, 0, 5, 9))
+
+
+# in the same lane of another vector, behind the last whole one, and as near as two large scores
+# can be: a float32 near 20,000 has three digits behind the point
+@pytest.mark.parametrize(("place", "high", "gap"), [(11, 0, 1e-6), (66, 0, 1e-6), (9, 2e4, 0.5)])
+def test_a_near_tie_of_two_is_torchs_to_decide_wherever_they_stand(
+    library, asked, place, high, gap
+):
+    noise = gumbel(9, torch.tensor([5]), 67)[0]
+    scores = torch.full((1, 67), -2e4)
+    scores[0, 3], scores[0, place] = high, high + noise[3] - noise[place] - gap
+    NativeRows(NativeThreads(library, 1)).draw(scores, torch.tensor([0]), 0, 5, 9)
     assert len(asked) == 1
 
 
@@ -58,7 +85,7 @@ def test_rows_of_different_texts_are_drawn_as_each_alone(library, threads):
     seeds = torch.tensor([7, 2**40 + 3, 7, 8, 2**63 - 1])
     zero = torch.tensor([0])
     for scale in (0.1, 3.0, 40.0):
-        scores = scale * torch.randn(len(places), 1003)
+        scores = scale * torch.randn(len(places), 20_000)
         found = ours.draw_each(scores, places, seeds)
         for row, (place, seed) in enumerate(zip(places.tolist(), seeds.tolist(), strict=True)):
             one = scores[row : row + 1]
@@ -66,16 +93,14 @@ def test_rows_of_different_texts_are_drawn_as_each_alone(library, threads):
             assert found[row] == alone[0]
 
 
-def test_a_near_tie_of_one_text_is_torchs_to_decide(library, monkeypatch):
-    ours, asked = NativeRows(NativeThreads(library, 1)), []
-    real = Rows.draw
-    monkeypatch.setattr(Rows, "draw", lambda self, *a: (asked.append(a[3:]), real(self, *a))[1])
+def test_a_near_tie_of_one_text_is_torchs_to_decide(library, asked):
+    ours = NativeRows(NativeThreads(library, 1))
     noise = gumbel(9, torch.tensor([5]), 64)
     scores = torch.cat((torch.zeros(1, 64), noise.max() - noise, torch.zeros(1, 64)))
     places, seeds = torch.tensor([3, 5, -1]), torch.tensor([2, 9, 9])
     found = ours.draw_each(scores, places, seeds)
     assert asked == [(5, 9)]
-    assert found[1] == real(TORCH, scores[1:2], torch.tensor([0]), 0, 5, 9)[0] and found[2] == 0
+    assert found[1] == TORCH.draw(scores[1:2], torch.tensor([0]), 0, 5, 9)[0] and found[2] == 0
 
 
 @pytest.mark.parametrize("rule", [exact, typical, typical_sampled])
@@ -85,8 +110,9 @@ def test_every_rule_has_the_same_outcome(library, rule):
     for number in range(40):
         draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
         logits = 2 * torch.randn(len(tree), 61)
-        top = {"top_k": 9} if number % 3 == 0 else {"top_p": 0.8} if number % 3 == 1 else {}
-        settings = GenerationSettings(temperature=(number % 4) / 2, seed=number, **top)
+        cut = ({"top_k": 9}, {"top_p": 0.8}, {}, {"min_p": 0.2}, {"top_k": 9, "min_p": 0.1})
+        chosen = {"temperature": (number % 4) / 2, "seed": number} | cut[number % 5]
+        settings = GenerationSettings(**chosen)
         mine, others = (
             rule(VerifyInput(draft, logits, 3, settings, True, rows)) for rows in (ours, TORCH)
         )

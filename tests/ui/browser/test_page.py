@@ -6,10 +6,13 @@ import pytest
 from playwright.sync_api import TimeoutError
 from support.page import (
     ask,
+    drawn_frames,
     drawn_path,
     keep_no_settings,
     last_answer,
+    new_chat,
     open_settings,
+    reload,
     send,
     wait_end,
 )
@@ -50,8 +53,7 @@ def test_a_click_on_a_bar_shows_that_step(served, open_tab, monkeypatch):
         pytest.skip("needs the script's own trace")
     monkeypatch.setattr(served.runner, "steps", 20)
     tab = open_tab()
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     step = next(s for s in served.runner.last[5:] if len(s.path) > 2)
     tab.locator(f'.bars [data-step="{step.index}"]').click()
     tab.wait_for_selector(f'svg.tree[data-step="{step.index}"]')
@@ -80,13 +82,11 @@ def test_plain_decoding_is_timed_beside_every_answer(served, open_tab, monkeypat
         monkeypatch.setattr(served.runner, "steps", 15)
     tab = open_tab()
     tab.check("#vanilla input")
-    send(tab, "What is the capital of Spain?")
-    wait_end(tab)
+    ask(tab, "What is the capital of Spain?")
     assert tab.locator("svg.tree .chip").count() == 1
     assert tab.locator("[data-figure='vs plain'] .value").inner_text() == "plain"
     tab.uncheck("#vanilla input")
-    send(tab, "and now with Medusa")
-    wait_end(tab)
+    ask(tab, "and now with Medusa")
     assert re.search(r"plain: [\d.]+ tokens/s", tab.inner_text(".tree-block .plain"))
     assert re.fullmatch(r"[\d.]+×", tab.locator("[data-figure='vs plain'] .value").inner_text())
     keep_no_settings(tab)
@@ -124,14 +124,19 @@ def test_what_a_model_writes_is_text_and_never_runs(served, open_tab, monkeypatc
         "{{window.hit=1}}",
         "<script>window.hit=1</script>",
         "![x](https://example.com/beacon.png)",
+        "![x](/logout)<video src=/logout></video><b style='background:url(/logout)'>b</b>",
         "<div style='position:fixed;inset:0'>over</div>",
     )
     monkeypatch.setattr(served.runner, "pieces", hostile)
     monkeypatch.setattr(served.runner, "steps", 10)
-    tab = open_tab()
-    send(tab, "".join(hostile))
-    wait_end(tab)
+    tab, asked = open_tab(), []
+    tab.on("request", lambda request: asked.append(request))
+    ask(tab, "".join(hostile))
     tab.wait_for_selector("svg.tree .chip")
+    assert tab.locator("#conversation .md :is(div[style], b, video, [src=q])").count() == 0
+    assert "<div style='position:fixed;inset:0'>over</div>" in last_answer(tab)
+    drawn_frames(tab, 2)
+    assert [r.url for r in asked if "logout" in r.url and r.failure != "csp"] == []
     assert tab.evaluate("window.hit") is None
     assert tab.locator("#send").click(trial=True) is None  # nothing lies over the page
 
@@ -146,9 +151,7 @@ def test_nothing_to_send_is_one_clear_line(open_tab):
     tab.locator("#examples").get_by_role("button", name="How do I write a letter?").click()
     tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     assert tab.text_content(".live-error") == ""
-    tab.click("#clear")
-    tab.wait_for_selector("#examples")
-    assert tab.locator("#history .bot").count() == 0
+    new_chat(tab)
     wait_end(tab)
 
 
@@ -160,20 +163,29 @@ FORMULAS = (
     "\n\n"
     "| x | y |\n|---|---|\n| 1 | 2 |\n"
 )
+ALIGNED = "- a\n  - b\n    - c\n\n| x | y | z |\n|---|--:|:-:|\n| 1 | 2 | 3 |\n\n"
+# A model's words that a browser would take for HTML; in a block of code they keep its colours.
+HTML = """<form action="/x" id="box"><button id="stop">Go</button></form>
+
+<!-- a remark --> a<b and &lt;b&gt; and &amp;, `<i>` and <b>*not* bold</b>, \\(x<y\\)
+<style>body { display: none }</style> <https://a.example/?b=1&lt=2>
+
+- <u>one</u> [to](https://a.example/?b=1&c=2) [and](https://a.example/?b=1&amp;c=3)
+
+| <s>x</s> |
+|---|
+| <i>1</i> |
+"""
+PAGE = "```html\n<p id='p'>&lt;</p>\n```\n"
+DIAGRAM = "```mermaid\ngraph TD\nA[\"<form id='box'><button>Go</button></form>\"] --> B\n```\n"
+NO_MARKS = "() => !document.querySelector('#conversation').textContent.includes('\\ufeff')"
 AT_END = "() => { const t = document.querySelector('#conversation');"
 AT_END += " return t.scrollHeight - t.scrollTop - t.clientHeight < 4 }"
 
 
 @pytest.fixture
-def quick(served, monkeypatch):
-    monkeypatch.setattr(served.runner, "steps", 4)
-    monkeypatch.setattr(served.runner, "prefill", 0.02)
-    return served.runner
-
-
-@pytest.fixture
-def formulas(quick, monkeypatch):
-    monkeypatch.setattr(quick, "pieces", (FORMULAS, *[" "] * 60))
+def formulas(quick):
+    quick.pieces = (FORMULAS, *[" "] * 60)
     return quick
 
 
@@ -196,7 +208,7 @@ def test_what_was_typed_stands_as_it_was_typed(quick, open_tab):
     assert tab.locator("#history .user :is(b, em, h1, script, .katex):visible").count() == 0
     open_edit(tab, 0)
     assert tab.locator("#history textarea").input_value() == TYPED
-    tab.reload()
+    reload(tab)
     shown.wait_for()
     assert shown.evaluate("node => node.textContent") == TYPED
 
@@ -209,6 +221,103 @@ def test_formulas_and_tables_are_drawn_and_prices_are_not(formulas, open_tab):
     assert tab.locator("#history .bot td").all_inner_texts() == ["1", "2"]
     answer = last_answer(tab)
     assert "$5, or $6" in answer and "$code$" in answer
+
+
+def test_columns_stand_as_they_were_aligned_and_inner_lists_are_not_smaller(
+    quick, open_tab, monkeypatch
+):
+    monkeypatch.setattr(quick, "pieces", (ALIGNED, *[" "] * 60))
+    tab = open_tab()
+    ask(tab, "table")
+    tab.wait_for_selector("#history .bot td")
+    style = "(all, name) => all.map(node => getComputedStyle(node)[name])"
+    for cells in ("th", "td"):
+        found = tab.locator(f"#history .bot {cells}").evaluate_all(style, "textAlign")
+        assert found[0] in ("start", "left") and found[1:] == ["right", "center"]
+    sizes = tab.locator("#history .bot li").evaluate_all(style, "fontSize")
+    assert sizes == ["15px"] * 3
+
+
+def test_a_long_message_is_folded_until_it_is_asked_for(quick, open_tab):
+    tab = open_tab()
+    ask(tab, "short")
+    assert tab.locator(".typed-more:visible").count() == 0
+    long = "\n".join(f"line {n}" for n in range(60))
+    ask(tab, long)
+    shown, more = tab.locator("#history .as-typed").last, tab.locator(".typed-more").last
+    assert shown.text_content() == long
+    folded = shown.bounding_box()["height"]
+    assert folded < 300 and more.get_attribute("aria-expanded") == "false"
+    more.press("Enter")
+    tab.get_by_role("button", name="Show less").wait_for()
+    drawn_frames(tab, 3)
+    assert shown.bounding_box()["height"] > 1000
+    assert tab.evaluate(AT_END) is False  # its beginning is read next
+    ask(tab, "another")
+    tab.get_by_role("button", name="Show less").click()
+    tab.get_by_role("button", name="Show more").wait_for()
+    assert tab.locator("#history .as-typed").nth(1).bounding_box()["height"] == folded
+
+
+def test_what_is_printed_is_the_whole_conversation_and_nothing_else(quick, open_tab):
+    tab = open_tab()
+    tab.emulate_media(color_scheme="dark")
+    ask(tab, "\n".join(f"line {n}" for n in range(60)))
+    assert tab.evaluate("document.body.matches('.dark')")
+    tab.emulate_media(media="print", color_scheme="dark")
+    tab.wait_for_function("() => !document.body.matches('.dark')")
+    for part in ("#header", "#composer", "#settings", "#right", ".message-buttons", ".typed-more"):
+        assert tab.locator(part).first.is_hidden(), part
+    box = tab.locator("#conversation").bounding_box()
+    last = tab.locator("#history .message-row").last.bounding_box()
+    assert last["y"] + last["height"] <= box["y"] + box["height"] and box["height"] > 1200
+    assert tab.evaluate("document.documentElement.scrollHeight") >= box["height"]
+    tab.emulate_media(media="screen", color_scheme="light")
+    tab.locator("#composer").wait_for()
+
+
+def test_html_of_a_model_is_text(quick, open_tab, monkeypatch):
+    tab = open_tab()
+    tab.add_init_script("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    reload(tab)
+    for text in (HTML, PAGE):
+        monkeypatch.setattr(quick, "pieces", (text, *[" "] * 60))
+        monkeypatch.setattr(quick, "hold_at", 2)
+        send(tab, "<form id='mine'>")
+        tab.wait_for_function("() => document.querySelector('#live-text .md')?.textContent.trim()")
+        drawn_frames(tab, 5)
+        is_html = "#conversation .md :is(form, button:not([title=copy]), style, b, u, s, i, [id])"
+        for _ in range(2):
+            assert tab.locator(is_html).count() == 0 and tab.evaluate(NO_MARKS)
+            quick.hold_at = None
+            wait_end(tab)
+        tab.get_by_role("button", name="Copy message").last.click()
+        tab.wait_for_function("text => window.copied?.trimEnd() === text", arg=text.rstrip())
+        tab.get_by_role("button", name="Edit").last.click()
+        assert tab.locator("#history textarea").input_value().rstrip() == text.rstrip()
+        tab.keyboard.press("Escape")
+    answer = tab.locator("#history .bot .message-content").first
+    shown = answer.inner_text()
+    assert HTML.splitlines()[0] in shown
+    assert "<!-- a remark --> a<b and &lt;b&gt; and &amp;, <i> and <b>not bold</b>" in shown
+    assert answer.locator("code").inner_text() == "<i>" and answer.locator(".katex").count() == 1
+    assert answer.locator("a").evaluate_all("all => all.map(a => a.getAttribute('href'))") == [
+        "https://a.example/?b=1&lt=2",
+        "https://a.example/?b=1&c=2",
+        "https://a.example/?b=1&c=3",
+    ]
+    assert answer.locator("td").inner_text() == "<i>1</i>"
+    assert tab.locator("#history code .token.tag").count() > 0
+    assert tab.locator("#history pre code").inner_text().strip() == "<p id='p'>&lt;</p>"
+
+
+def test_html_in_a_diagram_is_text(quick, open_tab, monkeypatch):
+    monkeypatch.setattr(quick, "pieces", (DIAGRAM, *[" "] * 60))
+    tab = open_tab()
+    ask(tab, "draw")
+    tab.wait_for_selector("#history .mermaid svg")
+    assert tab.locator("#history .mermaid :is(form, button, [id=box])").count() == 0
+    assert "<form id" in tab.locator("#history .mermaid").inner_text()
 
 
 def test_an_edit_has_the_width_of_the_conversation_and_the_height_of_its_text(quick, open_tab):

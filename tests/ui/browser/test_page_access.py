@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.access import findings
-from support.page import send, wait_end
-from support.shell import READY, SHARED, scripted
+from support.page import READY, ask
+from support.shell import SHARED, scripted
 
 from medusa_chat.ui.app import Page, PageOptions, open_page
 
@@ -51,8 +51,7 @@ def test_the_chat_in_all_its_states_is_accessible(opened, resident, look):
     tab.click("#settings button")
     tab.wait_for_selector("#settings input[type=range], #settings input[type=number]")
     assert findings(tab) == [], "settings open"
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     tab.wait_for_selector("svg.tree .chip")
     assert settled(tab) == [], "with an answer"
     tab.click("#share .tool")

@@ -1,17 +1,20 @@
 """The chat itself in a real browser, on a scripted model: turns, tint, settings, tabs, keys."""
 
+import json
 import re
 import threading
 from itertools import pairwise
 
 import pytest
 from support.page import (
+    answered,
     ask,
     keep_no_settings,
     last_answer,
     open_settings,
+    press,
+    reload,
     send,
-    wait_attached,
     wait_end,
 )
 from support.waiting import wait_for
@@ -52,6 +55,18 @@ def pear(p):
 """
 MARKDOWN = re.sub("[«»]", "", MARKED)
 PIECES = tuple(MARKDOWN[k : k + 3] for k in range(0, len(MARKDOWN), 3))
+# Heights of what stands below an answer, and of the same without its byline.
+BAR_HEIGHTS = """() => {
+  const bar = [...document.querySelectorAll('#history .bot-row + .message-buttons')].pop();
+  const byline = bar.querySelector('.byline');
+  const found = [bar.offsetHeight];
+  byline.style.display = 'none';
+  found.push(bar.offsetHeight);
+  byline.style.display = '';
+  return found;
+}"""
+LANGUAGES = """([id, wanted]) => JSON.stringify(wanted) === JSON.stringify(
+  [...document.querySelectorAll(`#${id} .code_wrap`)].map(one => one.dataset.language || ''))"""
 # What is drawn of the last answer, character by character, with the level of its tint.
 TINTED = """() => {
   const target = [...document.querySelectorAll(
@@ -85,20 +100,11 @@ def edit(tab, row: int, text: str) -> None:
 
 
 @pytest.fixture
-def quick(served, monkeypatch):
-    """Short answers, for what happens between them."""
-    monkeypatch.setattr(served.runner, "steps", 4)
-    monkeypatch.setattr(served.runner, "prefill", 0.02)
-    served.runner.prompts.clear()
-    return served.runner
-
-
-@pytest.fixture
-def slow(served, monkeypatch):
+def slow(runner, monkeypatch):
     """An answer that runs until it is stopped."""
-    monkeypatch.setattr(served.runner, "hold_at", 12)
-    served.runner.prompts.clear()
-    return served.runner
+    monkeypatch.setattr(runner, "hold_at", 12)
+    runner.prompts.clear()
+    return runner
 
 
 def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_tab):
@@ -124,28 +130,29 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     assert len(quick.prompts) == before + 1 and quick.prompts[-1][-1]["role"] == "assistant"
     assert last_answer(tab).startswith(first) and tab.locator("#history .bot").count() == 1
 
-    edit(tab, 1, "my own words")
-    tab.wait_for_function(
-        "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
-    )
+    with answered(tab, "history"):  # it is drawn before it is sent
+        edit(tab, 1, "my own words")
+    assert "my own" in last_answer(tab)
     assert len(quick.prompts) == before + 1  # nothing was sent
 
-    edit(tab, 0, "changed")
-    tab.wait_for_function(
-        "() => document.querySelector('#history .user')?.innerText.includes('changed')"
-    )
-    wait_for(lambda: len(quick.prompts) == before + 2)  # it is drawn before it is sent
+    with answered(tab, "history"):
+        edit(tab, 0, "changed")
     wait_end(tab)
     rows(tab, 2)
+    assert "changed" in tab.inner_text("#history .user")
     assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
 
-    tab.click("#undo")  # the edit
+    press(tab, "undo")  # the edit
     tab.wait_for_function(
         "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
     )
-    tab.click("#undo")  # the answer that was generated again
+    press(tab, "undo")  # the edit of the answer
+    tab.wait_for_function(
+        "t => document.querySelector('#history .bot').innerText.startsWith(t)", arg=first
+    )
+    press(tab, "undo")  # the answer that was generated again
     tab.wait_for_function("t => document.querySelector('#history .bot').innerText === t", arg=first)
-    tab.click("#undo")
+    press(tab, "undo")
     rows(tab, 0)
     tab.wait_for_function("() => document.querySelector('#box textarea')?.value === 'first'")
     tab.press("#box textarea", "Enter")
@@ -170,6 +177,7 @@ def test_an_edit_made_before_the_last_one_was_answered_is_not_lost(quick, open_t
     edit(tab, 0, "changed")
     wait_for(lambda: len(quick.prompts) == 2)
     go_on.set()
+    tab.wait_for_selector("#history .user-row:has-text('changed')")
     wait_end(tab)
     assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
 
@@ -191,8 +199,7 @@ def test_a_message_written_meanwhile_waits_in_sight_and_can_be_dropped(
     tab.keyboard.press("Escape")
     tab.wait_for_function("() => document.querySelectorAll('#history .user').length === 2")
     assert "third" in tab.locator("#history .user").last.inner_text()
-    tab.wait_for_function(WRITTEN, arg=5)
-    assert [prompt[-1]["content"] for prompt in slow.prompts[-2:]] == ["first", "third"]
+    wait_for(lambda: [turns[-1]["content"] for turns in slow.prompts] == ["first", "third"])
     assert tab.locator(".next-line").count() == 0
     tab.keyboard.press("Escape")
     wait_end(tab)
@@ -243,6 +250,64 @@ def test_reasoning_is_folded_while_they_come_and_afterwards(quick, open_tab, mon
     )
 
 
+def test_below_each_answer_stands_who_gave_it_and_nothing_moves_for_that(quick, open_tab):
+    tab = open_tab()
+    ask(tab, "one")
+    ask(tab, "two")
+    tab.check("#vanilla input")
+    ask(tab, "three")
+    tab.uncheck("#vanilla input")
+    keep_no_settings(tab)
+    bylines = tab.locator("#history .byline")
+    tab.wait_for_function("document.querySelectorAll('#history .byline').length === 3")
+    for text, how in zip(
+        bylines.all_inner_texts(), (*[r"\d\.\d\stokens\sa\sstep"] * 2, "plain"), strict=True
+    ):
+        assert re.fullmatch(rf"scripted · [\d.]+\stokens/s · {how}", text), text
+    for width in (1280, 390):
+        tab.set_viewport_size({"width": width, "height": 844})
+        heights = tab.evaluate(BAR_HEIGHTS)
+        assert heights[0] == heights[1], "the row is higher with it"
+    order = tab.locator("#history .bot-row + .message-buttons").first.evaluate(
+        "bar => [...bar.children].map(one => one.className.split(' ')[0])"
+    )
+    assert order[:2] == ["byline", "icon-button-wrapper"], "it is not read after the answer"
+
+
+def test_blocks_of_code_name_their_language_and_are_copied_without_it(quick, open_tab, monkeypatch):
+    text = f"Thus:\n\n```python\nx = '{'long ' * 60}'\ny = 2\n```\n\n```\nnone\n```\n"
+    monkeypatch.setattr(quick, "pieces", (text, *[" "] * 60))
+    monkeypatch.setattr(quick, "hold_at", 2)
+    tab = open_tab()
+    tab.set_viewport_size({"width": 390, "height": 844})
+    send(tab, "code")
+    tab.wait_for_function(LANGUAGES, arg=["live-text", ["python", ""]])
+    height = "document.querySelector('{} .code_wrap').offsetHeight"
+    before = tab.evaluate(height.format("#live-text"))
+    quick.hold_at = None
+    wait_end(tab)
+    tab.wait_for_function(LANGUAGES, arg=["history", ["python", ""]])
+    assert tab.evaluate(height.format("#history")) == before
+    tab.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    block = tab.locator("#history .code_wrap").first
+    block.locator("button").click()
+    tab.wait_for_function("() => window.copied")
+    assert tab.evaluate("window.copied") == f"x = '{'long ' * 60}'\ny = 2"
+    label = "(node, part) => getComputedStyle(node, part).content"
+    assert block.evaluate(label, "::before") == '"python"'
+    tab.wait_for_function(
+        "() => getComputedStyle(document.querySelector('#history .code_wrap button'), '::after')"
+        ".content === '\"Copied\"'"
+    )
+    wide, shown = block.locator("pre").evaluate("pre => [pre.scrollWidth, pre.clientWidth]")
+    assert wide > shown, "the line is not scrolled in its block"
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    tab.emulate_media(media="print")
+    wide, shown = block.locator("pre").evaluate("pre => [pre.scrollWidth, pre.clientWidth]")
+    assert wide == shown and block.locator("button").is_hidden(), "paper does not scroll"
+    tab.emulate_media(media="screen")
+
+
 def test_the_tint_is_each_steps_own_and_changes_no_text(served, open_tab, monkeypatch):
     runner = served.runner
     monkeypatch.setattr(runner, "pieces", PIECES)
@@ -271,7 +336,7 @@ def test_the_tint_is_each_steps_own_and_changes_no_text(served, open_tab, monkey
     assert tab.evaluate("getSelection().toString()") == copied and "tokens" not in copied
 
     tab.check("#tint-switch")
-    tab.reload()
+    reload(tab)
     tab.wait_for_selector("#history .bot")
     tab.wait_for_function("() => [...CSS.highlights.values()].some(h => h.size > 0)")
     assert tab.is_checked("#tint-switch")
@@ -298,10 +363,83 @@ def expected_levels(runner, shown) -> str:
     return "".join(str(levels[k]) for k in places)
 
 
+SELECT = """() => {
+  const text = document.querySelector('#live-text .md p')?.firstChild;
+  if (!(text?.length > 12)) return false;
+  document.activeElement.blur();
+  getSelection().setBaseAndExtent(text, 2, text, 12);
+  return true;
+}"""
+
+
+def test_what_is_selected_in_an_answer_stays_selected_to_its_end(slow, open_tab):
+    tab = open_tab()
+    slow.hold_at = None
+    ask(tab, "hi")  # its answer begins with the same words
+    slow.hold_at = 12
+    send(tab, "hi")
+    tab.wait_for_function(SELECT)
+    chosen = tab.evaluate("String(getSelection())")
+    assert len(chosen) == 10
+    slow.hold_at = 40
+    tab.wait_for_function(WRITTEN, arg=120)
+    assert tab.evaluate("String(getSelection())") == chosen
+    slow.hold_at = None
+    wait_end(tab)
+    tab.wait_for_function("t => String(getSelection()) === t", arg=chosen)
+    row = "getSelection().anchorNode.parentElement.closest('#history .message-row')"
+    assert tab.evaluate(f"[...document.querySelectorAll('.message-row')].indexOf({row})") == 3
+
+
+def test_an_answer_restyles_and_searches_little_of_a_long_conversation(quick, open_tab, browser):
+    """The begin and the end of an answer cost a restyling of every element, eight times over with
+    the highlights' rules for each; and each word that came, a search through all rows."""
+    tab = open_tab()
+    for _ in range(4):
+        ask(tab, "hi")
+    browser.start_tracing(page=tab, categories=["devtools.timeline"])
+    tab.evaluate(
+        """() => {
+          const conversation = document.querySelector('#conversation');
+          conversation.setAttribute('data-busy', 'true');
+          conversation.offsetTop;
+          for (const row of conversation.querySelectorAll('.selectable'))
+            row.dir = 'ltr'; // as Gradio does with every drawing
+          conversation.offsetTop;
+          conversation.setAttribute('data-busy', 'false');
+        }"""
+    )
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    restyled = [e["args"].get("elementCount", 0) for e in events if e["name"] == "UpdateLayoutTree"]
+    assert 0 < max(restyled) < tab.locator("#history *").count()
+    searched = tab.evaluate(
+        """async () => {
+          const seen = [];
+          for (const kind of [Document, Element]) {
+            const search = kind.prototype.querySelectorAll;
+            kind.prototype.querySelectorAll = function (selector) {
+              if (selector.includes('#history')) seen.push(selector);
+              return search.call(this, selector);
+            };
+          }
+          const frame = () => new Promise(requestAnimationFrame);
+          document.querySelector('#live-text .md').append('a word');
+          for (let n = 0; n < 3; n++) await frame();
+          document.querySelector('#live-text .md').replaceChildren();
+          return seen;
+        }"""
+    )
+    reload(tab)  # its searches are its own again
+    assert searched == []
+
+
 def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_tab):
     tab = open_tab()
     open_settings(tab)
     assert "no effect" in tab.inner_text("#lock")
+    tab.get_by_label("number input for Min-p").fill("0.05")
+    tab.get_by_label("number input for Min-p").blur()
+    tab.wait_for_function(STORED, arg='"min_p":0.05')
     tab.get_by_label("typical-sampled: lossy").check()  # answered once all fields are drawn
     tab.wait_for_function("() => document.querySelector('#lock input')?.disabled === false")
     for seed in ("10", "", "11"):  # as by a paste and by Backspace
@@ -321,8 +459,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
         ".some(e => e.getAttribute('aria-label')?.includes('δ') && e.value === '0.5')"
     )
     tab.wait_for_function(STORED, arg='"posterior_threshold":0.25')
-    tab.reload()
-    wait_attached(tab)
+    reload(tab)
     tab.wait_for_selector("#settings button")
     tab.click("#settings button")
     tab.wait_for_function(
@@ -330,7 +467,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     )
     ask(tab, "hello")
     settings = quick.settings[-1]
-    assert settings.acceptance == "typical" and settings.seed == 11
+    assert settings.acceptance == "typical" and settings.seed == 11 and settings.min_p == 0.05
     assert (settings.posterior_threshold, settings.posterior_alpha) == (0.25, 0.5)
     tab.click("#reset")
     tab.wait_for_function(
@@ -339,6 +476,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
     ask(tab, "again")
     assert quick.settings[-1].acceptance == "exact" and quick.settings[-1].seed is None
     assert quick.settings[-1].posterior_alpha == pytest.approx(0.3)
+    assert quick.settings[-1].min_p == 0
     keep_no_settings(tab)
 
 
@@ -350,7 +488,7 @@ def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkey
     send(tab, "hello there")
     tab.wait_for_function(WRITTEN, arg=40)
     before = tab.text_content("#live-text .md")
-    tab.reload()
+    reload(tab)
     tab.wait_for_function(WRITTEN, arg=len(before) - 1)
     assert tab.text_content("#live-text .md").startswith(before[:20])
     assert "hello there" in tab.inner_text("#history .user")
@@ -371,6 +509,16 @@ def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkey
     tab.click("#clear")
     rows(tab, 0)
     rows(other, 4)
+
+
+def test_a_new_chat_takes_the_draft_of_an_empty_one_along(open_tab):
+    """The tab of before a reload still counts as one that shows it."""
+    tab = open_tab()
+    reload(tab)
+    tab.fill("#box textarea", "not sent yet")
+    press(tab, "clear")
+    assert tab.input_value("#box textarea") == "not sent yet"
+    tab.fill("#box textarea", "")
 
 
 def test_what_is_typed_while_the_server_answers_stays(quick, open_tab):
@@ -403,6 +551,77 @@ def test_what_is_typed_while_the_server_answers_stays(quick, open_tab):
     rows(tab, 2)
     assert ", then this" in tab.inner_text("#history .user")
     tab.unroute("**/run/predict*")
+
+
+def test_no_message_is_lost_or_sent_twice_while_the_answer_to_one_does_not_come(quick, open_tab):
+    tab, held = open_tab(), []
+
+    def meet(route):
+        is_send = '"the first"' in (route.request.post_data or "")
+        if is_send and not held:
+            held.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    tab.route("**/run/predict*", meet)
+    tab.fill("#box textarea", "the first")
+    for _ in range(2):  # the second press is for a message that is under way
+        tab.press("#box textarea", "Enter")
+    rows(tab, 2)  # a look of the tab brought them
+    wait_end(tab)
+    tab.fill("#box textarea", "the second")
+    tab.press("#box textarea", "Enter")
+    rows(tab, 4)
+    wait_end(tab)
+    assert [turns[-1]["content"] for turns in quick.prompts] == ["the first", "the second"]
+    tab.unroute("**/run/predict*")
+
+
+DROP = """files => {
+  const data = new DataTransfer();
+  for (const [name, text] of files) data.items.add(new File([text], name));
+  for (const type of ['dragover', 'drop'])
+    document.querySelector('#conversation').dispatchEvent(
+      new DragEvent(type, {dataTransfer: data, bubbles: true, cancelable: true}));
+}"""
+
+
+def test_text_files_go_into_the_box_named_and_fenced_and_nowhere_else(quick, open_tab):
+    tab, posted = open_tab(), []
+    tab.on("request", lambda request: posted.append(request.post_data_buffer or b""))
+    tab.fill("#box textarea", "before after")
+    tab.evaluate("document.querySelector('#box textarea').setSelectionRange(7, 7)")
+    opener = tab.get_by_role("button", name="Add text files to the message")
+    with tab.expect_file_chooser() as chooser:
+        opener.press("Enter")
+    assert chooser.value.is_multiple()
+    texts = {"a.md": "secret é\n```\nx\n```", "b.txt": "secret b\n"}
+    files = {**texts, "c.bin": b"\0\1", "d.bin": b"\xff\xfe", "e.txt": "e" * 1_000_001}
+    chooser.value.set_files(
+        [
+            {"name": name, "mimeType": "", "buffer": t if isinstance(t, bytes) else t.encode()}
+            for name, t in files.items()
+        ]
+    )
+    tab.wait_for_selector("#notices :text('e.txt was not added')")
+    notices = tab.locator("#notices button").all_inner_texts()
+    names = [line.split(" was not added: ")[0] for line in notices]
+    assert names == ["c.bin", "d.bin", "e.txt"]
+    assert "no text in UTF-8" in notices[0] and "larger than 1,000,000" in notices[2]
+    added = "a.md\n````\nsecret é\n```\nx\n```\n````\n" + "b.txt\n```\nsecret b\n```\n"
+    assert tab.input_value("#box textarea") == f"before \n\n{added}after"
+    assert tab.evaluate("document.activeElement.matches('#box textarea')")
+
+    tab.fill("#box textarea", "")
+    tab.evaluate(DROP, [["c.py", "c"], ["d.py", "d"]])
+    dropped = "c.py\n```\nc\n```\nd.py\n```\nd\n```\n"
+    tab.wait_for_function("t => document.querySelector('#box textarea').value === t", arg=dropped)
+    assert not [body for body in posted if b"secret" in body]
+    tab.press("#box textarea", "Enter")
+    rows(tab, 2)
+    wait_end(tab)
+    assert quick.prompts[-1][-1]["content"] == dropped
+    tab.locator("#notices").evaluate("node => node.replaceChildren()")
 
 
 def test_keys_focus_and_finished_sentences(quick, open_tab, monkeypatch):

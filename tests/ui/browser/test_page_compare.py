@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 from support import scripted
-from support.page import Served, browser_or_skip, drawn_frames, opened_on, page_of
+from support.page import Served, drawn_frames, opened_on, page_of, reload, scripted_page
 from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
+from medusa_chat.ui.compare.tab import KEY
 
 OVER = "document.querySelectorAll('.lane.is-over').length === 2"
 TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
@@ -21,10 +22,7 @@ TEXTS = "[...document.querySelectorAll('.lane-text')].map(e => e.textContent)"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    browser_or_skip()
-    session = Session(Racer(delay=0.004, prefill=0.02, steps=5000))
-    session.submit(LoadRequest())
-    with page_of(session, trees=("chain",)) as page:
+    with scripted_page(Racer(delay=0.004, prefill=0.02, steps=5000)) as page:
         yield page
 
 
@@ -52,14 +50,20 @@ def tab(page):
 
 def ask_for(page, tokens: int) -> None:
     if not page.get_by_label("Max new tokens").last.is_visible():
-        page.click("#compare-settings button")
-        page.get_by_label("Max new tokens").last.wait_for()
-        page.wait_for_function(  # its first value comes after it is drawn
-            "() => [...document.querySelectorAll('input[type=number]')].some("
-            "e => e.ariaLabel === 'Max new tokens' && e.checkVisibility() && e.value === '256')"
-        )
+        open_settings(page, "256")
     page.get_by_label("Max new tokens").last.fill(str(tokens))
     page.get_by_label("Max new tokens").last.blur()
+
+
+def open_settings(page, tokens: str) -> None:
+    """Until the fields have their first values, which come after they are drawn."""
+    page.click("#compare-settings button")
+    page.get_by_label("Max new tokens").last.wait_for()
+    page.wait_for_function(
+        "tokens => [...document.querySelectorAll('input[type=number]')].some("
+        "e => e.ariaLabel === 'Max new tokens' && e.checkVisibility() && e.value === tokens)",
+        arg=tokens,
+    )
 
 
 def run_both(page) -> None:
@@ -194,7 +198,7 @@ def test_the_result_and_its_prompt_survive_a_reload(served, open_tab):
     tab.press("#compare-prompt textarea", "Enter")
     tab.wait_for_selector(".compare-verdict", state="visible")
     verdict = tab.inner_text(".compare-verdict")
-    tab.reload()
+    reload(tab)
     tab.get_by_role("tab", name="Compare").click()
     tab.wait_for_selector(".compare-verdict", state="visible")
     assert tab.inner_text(".compare-verdict") == verdict and all(tab.evaluate(TEXTS))
@@ -202,6 +206,23 @@ def test_the_result_and_its_prompt_survive_a_reload(served, open_tab):
         "() => document.querySelector('#compare-prompt textarea').value === 'a prompt of my own'"
     )
     assert tab.get_attribute(".compare-block", "data-race") == "0", "the next race is number 1"
+
+
+def test_the_settings_of_a_comparison_survive_a_reload(served, open_tab):
+    tab = open_tab(is_new=True)
+    tab.get_by_role("tab", name="Compare").click()
+    open_settings(tab, "256")
+    tab.get_by_label("Max new tokens").last.fill("33")
+    tab.get_by_label("Seed").last.fill("5")
+    tab.get_by_label("Seed").last.blur()
+    tab.wait_for_function(f"/33.*5/.test(localStorage.getItem('{KEY}'))")
+    tab.evaluate("localStorage.setItem('medusa-chat-settings', '')")  # the chat's are its own
+    reload(tab)
+    tab.get_by_role("tab", name="Compare").click()
+    open_settings(tab, "33")
+    boxes = [tab.get_by_label(name).last for name in ("Max new tokens", "Seed", "Temperature")]
+    assert [box.input_value() for box in boxes] == ["33", "5", "0"]
+    tab.evaluate(f"localStorage.removeItem('{KEY}')")
 
 
 def test_every_control_works_with_the_keyboard(tab, served, monkeypatch):

@@ -1,20 +1,33 @@
 """The list of conversations in a real browser: kept, opened, renamed, deleted, searched, forked."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.page import Served, browser_or_skip, drawn_frames, last_answer, send, wait_end
+from support.page import (
+    ask,
+    drawn_frames,
+    last_answer,
+    new_chat,
+    open_settings,
+    reload,
+    scripted_page,
+    send,
+    wait_end,
+)
 from support.scripted import ScriptedRunner
+from support.waiting import wait_for
 
-from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
+from medusa_chat.ui.chat import conversation_list
 
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
 TEXT = "() => document.querySelector('#live-text .md')?.textContent"
 LISTED = """titles => JSON.stringify([...document.querySelectorAll('.chat-row-title')]
   .map(node => node.textContent)) === JSON.stringify(titles)"""
+TITLED = "t => document.querySelector('#chat-title').textContent === t"
 LAST_STEP = "() => document.querySelector('#tree').innerText.includes('step 12 / 12')"
 AT_SEND = """() => { const box = document.querySelector('#send').getBoundingClientRect();
   const at = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
@@ -36,29 +49,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(folder):
-    browser_or_skip()
-    session = Session(ScriptedRunner(delay=0.02, prefill=0.02, steps=12, nodes=8))
-    session.submit(LoadRequest())
-    page = opened_page(session, folder)
-    yield Served(page.url, session, session.runner)
-    page.close()
-    session.close()
-
-
-def say(tab, text):
-    send(tab, text)
-    wait_end(tab)
-    tab.wait_for_function("() => document.querySelector('#history .bot')")
-
-
-def new_chat(tab):
-    tab.click("#clear")
-    tab.wait_for_selector("#examples", state="visible")
+    runner = ScriptedRunner(delay=0.02, prefill=0.02, steps=12, nodes=8)
+    with scripted_page(runner, history=History(folder / FILE)) as page:
+        yield page
 
 
 def open_listed(tab, title):
     row(tab, title).locator(".chat-row-open").click()
-    tab.wait_for_function("t => document.querySelector('#chat-title').textContent === t", arg=title)
+    tab.wait_for_function(TITLED, arg=title)
 
 
 def row(tab, title):
@@ -96,13 +94,13 @@ def tab(open_tab, served):
 
 
 def test_new_chat_keeps_the_old_one_and_a_click_opens_it_with_its_steps(tab):
-    say(tab, "first question")
+    ask(tab, "first question")
     tab.wait_for_function(LAST_STEP)
     tab.keyboard.press("Control+Shift+O")
     tab.wait_for_selector("#examples", state="visible")
     listed(tab, "first question")
     assert tab.locator("#chat-title").inner_text() == "New chat"
-    say(tab, "second question")
+    ask(tab, "second question")
     listed(tab, "second question", "first question")
     assert tab.locator(".chat-row.is-current").inner_text() == "second question"
     open_listed(tab, "first question")
@@ -110,14 +108,32 @@ def test_new_chat_keeps_the_old_one_and_a_click_opens_it_with_its_steps(tab):
     assert tab.locator("#history .user .message-content").inner_text() == "first question"
     tab.wait_for_selector("svg.tree .chip")
     tab.wait_for_function(LAST_STEP)
-    tab.reload()
+    reload(tab)
     tab.wait_for_function(ROWS, arg=2)
     assert tab.locator("#chat-title").inner_text() == "first question"
 
 
+def test_words_of_one_conversation_stand_in_no_row_of_another(tab, served, monkeypatch):
+    said = {"whole": ["whole", "whole 2"], "cut": ["cut", "cut 2"]}
+    for title, limit, counts in (("whole", 999, (2, 4)), ("cut", 2, (3, 6))):
+        monkeypatch.setitem(served.runner.forced, "max_new_tokens", limit)
+        for text, count in zip(said[title], counts, strict=True):
+            send(tab, text)
+            tab.wait_for_function(ROWS, arg=count)
+            wait_end(tab)
+        if title == "whole":
+            new_chat(tab)
+    for title, count in (("whole", 4), ("cut", 6), ("whole", 4)):
+        open_listed(tab, title)
+        tab.wait_for_function(ROWS, arg=count)
+        drawn_frames(tab, 3)
+        assert tab.locator("#history .as-typed").all_inner_texts() == said[title]
+        assert tab.locator("#history .bot .as-typed").count() == 0
+
+
 def test_the_keyboard_reaches_the_steps_of_an_earlier_answer(tab):
-    say(tab, "first question")
-    say(tab, "second question")
+    ask(tab, "first question")
+    ask(tab, "second question")
     assert tab.locator(".newest").is_hidden()
     first = tab.locator("#history .bot .message-content").first
     first.press("Enter")
@@ -130,29 +146,29 @@ def test_the_keyboard_reaches_the_steps_of_an_earlier_answer(tab):
 
 
 def test_every_browser_of_the_owner_has_the_same_list(tab, open_tab):
-    say(tab, "said in one browser")
+    ask(tab, "said in one browser")
     other = open_tab(person=1)
     show_list(other)
     listed(other, "said in one browser")
     assert other.locator("#chat-title").inner_text() == "New chat"
     open_listed(other, "said in one browser")
-    say(other, "and in another")
+    ask(other, "and in another")
     tab.wait_for_function(ROWS, arg=4)
 
 
 def test_two_tabs_show_two_conversations_and_a_reload_stays_there(tab, open_tab):
-    say(tab, "shown in the first")
+    ask(tab, "shown in the first")
     second = open_tab()
     new_chat(second)
-    say(second, "shown in the second")
+    ask(second, "shown in the second")
     listed(tab, "shown in the second", "shown in the first")
-    tab.reload()
+    reload(tab)
     tab.wait_for_function(ROWS, arg=2)
     assert tab.locator("#chat-title").inner_text() == "shown in the first"
 
 
 def test_a_title_is_written_in_place(tab):
-    say(tab, "a long question")
+    ask(tab, "a long question")
     row(tab, "a long question").hover()
     tab.get_by_label("Rename: a long question").click()
     tab.fill(".chat-row-name", "not this")
@@ -165,7 +181,7 @@ def test_a_title_is_written_in_place(tab):
     tab.wait_for_function(
         "() => document.querySelector('#chat-title').textContent === '<b>Short & new</b>'"
     )
-    tab.reload()
+    reload(tab)
     listed(tab, "<b>Short & new</b>")
     show_list(tab)
     row(tab, "Short & new").hover()
@@ -178,7 +194,7 @@ def test_a_title_is_written_in_place(tab):
 
 
 def test_a_conversation_is_saved_as_a_file(tab):
-    say(tab, "keep this")
+    ask(tab, "keep this")
     row(tab, "keep this").hover()
     for _ in range(2):
         with tab.expect_download() as caught:
@@ -188,12 +204,57 @@ def test_a_conversation_is_saved_as_a_file(tab):
         assert text.startswith("# keep this\n\n## You\n\nkeep this\n\n## medusa-chat\n\n")
 
 
+DROP = """([name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name));
+  const how = { dataTransfer: data, bubbles: true, cancelable: true };
+  const list = document.querySelector('.chat-list');
+  list.dispatchEvent(new DragEvent('dragover', how));
+  const isTaken = document.querySelector('#side').matches('.takes-files');
+  list.dispatchEvent(new DragEvent('drop', how));
+  return isTaken && !document.querySelector('#side').matches('.takes-files');
+}"""
+
+
+def told(tab, text):
+    tab.wait_for_selector(f"#notices :text('{text}')")
+
+
+def test_all_conversations_are_saved_and_come_back_by_a_button_or_a_drop(tab, folder, monkeypatch):
+    monkeypatch.setattr(conversation_list, "UNDO_SECONDS", 0.0)
+    tab.wait_for_function("document.querySelector('.chat-list-foot button').disabled")
+    for text in ("first <b>", "second"):
+        ask(tab, text)
+        new_chat(tab)
+    with tab.expect_download() as caught:
+        tab.get_by_role("button", name="Save all").click()
+    assert caught.value.suggested_filename.startswith("medusa-chat 20")
+    file = Path(caught.value.path())
+    empty_list(tab)
+    with closing(sqlite3.connect(folder / FILE)) as base:
+        left = "SELECT count(*) FROM conversations WHERE title IN ('first <b>', 'second')"
+        wait_for(lambda: base.execute(left).fetchone() == (0,))
+    for line in ("a.json: 2 conversations added", "a.json: 0 conversations added, 2 here already"):
+        data = {"name": "a.json", "mimeType": "application/json", "buffer": file.read_bytes()}
+        tab.set_input_files(".chat-list-foot input", data)
+        told(tab, line)
+        listed(tab, "second", "first <b>")
+    text = file.read_text("utf-8").replace("second", "third")
+    assert tab.evaluate(DROP, ["b.json", text])
+    told(tab, "b.json: 1 conversation added, 1 here already")
+    listed(tab, "third", "second", "first <b>")
+    open_listed(tab, "third")
+    tab.wait_for_function(ROWS, arg=2)
+    assert tab.evaluate(DROP, ["c.json", text.replace("assistant", "robot")])
+    told(tab, "c.json was not imported: conversation 1: a role is")
+    listed(tab, "third", "second", "first <b>")
+
+
 def test_what_is_deleted_comes_back_with_one_click(tab):
-    tab.reload()  # what the list was emptied of would come back, too
-    tab.wait_for_selector("html.is-settled")
-    say(tab, "keep this")
+    reload(tab)  # what the list was emptied of would come back, too
+    ask(tab, "keep this")
     new_chat(tab)
-    say(tab, "drop this")
+    ask(tab, "drop this")
     row(tab, "drop this").hover()
     tab.get_by_label("Delete: drop this").click()
     listed(tab, "keep this")
@@ -214,10 +275,15 @@ def test_what_is_deleted_comes_back_with_one_click(tab):
 
 def test_the_list_is_searched_by_what_was_said(tab):
     for text in ("apples and pears", "plums"):
-        say(tab, text)
+        ask(tab, text)
         new_chat(tab)
     tab.fill(".chat-list-search", "PEARS")
     listed(tab, "apples and pears")
+    tab.fill(".chat-list-search", "small PEARS")
+    tab.wait_for_selector(".chat-row-excerpt")
+    assert "a few small heads" in tab.inner_text(".chat-row-excerpt")
+    box, name = (tab.locator(f".chat-row-{part}").bounding_box() for part in ("excerpt", "title"))
+    assert box["y"] >= name["y"] + name["height"] - 2 and box["width"] == name["width"]
     tab.fill(".chat-list-search", "nothing like it")
     tab.wait_for_selector(".chat-list-empty")
     assert tab.locator(".chat-list-empty").inner_text() == "Nothing found."
@@ -226,7 +292,7 @@ def test_the_list_is_searched_by_what_was_said(tab):
 
 
 def test_what_is_written_stays_with_its_conversation(tab):
-    say(tab, "the first")
+    ask(tab, "the first")
     tab.fill("#box textarea", "not sent yet")
     new_chat(tab)
     box = tab.locator("#box textarea")
@@ -234,13 +300,12 @@ def test_what_is_written_stays_with_its_conversation(tab):
     box.fill("of the new one")
     open_listed(tab, "the first")
     tab.wait_for_function("() => document.querySelector('#box textarea').value === 'not sent yet'")
-    send(tab, "sent instead")
-    wait_end(tab)
+    ask(tab, "sent instead")
     assert box.input_value() == ""
 
 
 def test_an_edit_is_ended_by_keys(tab):
-    say(tab, "the first")
+    ask(tab, "the first")
     edit = tab.locator("#history .message-buttons-right button[aria-label=Edit]")
     edit.click()
     area = tab.locator(".edit-textarea")
@@ -284,25 +349,21 @@ def test_one_comes_back_to_an_answer_that_runs(tab, served):
     tab.wait_for_function(ROWS, arg=2)
 
 
-def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, served):
+def test_a_view_that_is_posted_for_again_leaves_the_answer_that_runs_on_the_page(tab, served):
     served.runner.hold_at = 3
     send(tab, "overtaken")
     new_chat(tab)
     listed(tab, "overtaken")
-    held = []
+    lost = []
 
-    def hold(route):
-        if held or '"event_data":{"id"' not in (route.request.post_data or ""):
+    def lose(route):
+        if lost or '"event_data":{"id"' not in (route.request.post_data or ""):
             return route.continue_()
-        held.append((route, route.fetch()))  # answered by the server, not yet by the network
+        lost.append(route.fetch())  # answered by the server, not by the network
+        route.abort()
 
-    tab.route("**/run/predict", hold)
+    tab.route("**/run/predict", lose)
     row(tab, "overtaken").locator(".chat-row-open").click()
-    tab.wait_for_function(TEXT)
-    while not held:  # the text may be there before the answer to the click is
-        drawn_frames(tab)
-    (route, answer), *_ = held
-    route.fulfill(response=answer)
     tab.wait_for_function("() => document.querySelector('#chat-title').textContent === 'overtaken'")
     tab.wait_for_function(TEXT)
     served.runner.hold_at = None
@@ -316,19 +377,19 @@ def test_a_view_that_comes_late_leaves_the_answer_that_runs_on_the_page(tab, ser
 
 def test_each_conversation_has_its_settings_and_system_prompt(tab):
     slider = tab.locator("#settings input[type=number]").first
-    tab.get_by_role("button", name="Settings").click()
+    open_settings(tab)
     tab.click("#system-button")
     tab.fill("#system textarea", "Be brief.")
     tab.keyboard.press("Escape")
     tab.wait_for_selector("#system", state="hidden")
     slider.fill("0.25")
     slider.blur()
-    say(tab, "with settings")
+    ask(tab, "with settings")
     new_chat(tab)
     assert tab.locator("#system textarea").input_value() == ""
     slider.fill("1.5")
     slider.blur()
-    say(tab, "with others")
+    ask(tab, "with others")
     open_listed(tab, "with settings")
     tab.wait_for_function("() => document.querySelector('#system textarea').value === 'Be brief.'")
     tab.wait_for_function(
@@ -349,7 +410,7 @@ def test_each_conversation_has_its_settings_and_system_prompt(tab):
 
 
 def test_versions_of_an_answer_are_reached_by_the_keyboard(tab, served):
-    say(tab, "one question")
+    ask(tab, "one question")
     served.runner.pieces = tuple(f" other{n}" for n in range(60))
     try:
         tab.click("#regenerate")
@@ -367,8 +428,8 @@ def test_versions_of_an_answer_are_reached_by_the_keyboard(tab, served):
 
 
 def test_an_edited_question_forks_and_the_old_branch_is_one_click_away(tab):
-    say(tab, "old words")
-    say(tab, "a second turn")
+    ask(tab, "old words")
+    ask(tab, "a second turn")
     tab.locator("#history .message-buttons-right button[aria-label=Edit]").first.click()
     tab.fill("#history .edit-textarea", "new words")
     tab.get_by_label("Submit").click()
@@ -383,7 +444,7 @@ def test_an_edited_question_forks_and_the_old_branch_is_one_click_away(tab):
 
 
 def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served, folder, browser):
-    say(tab, "before the restart")
+    ask(tab, "before the restart")
     tab.wait_for_function(LAST_STEP)
     page = opened_page(served.session, folder)
     other = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -393,6 +454,7 @@ def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served
         open_listed(other, "before the restart")
         other.wait_for_selector("svg.tree .chip")
         other.wait_for_function(LAST_STEP)
+        assert other.locator(".byline").inner_text() == tab.locator(".byline").inner_text()
     finally:
         other.close()
         page.close()
@@ -400,7 +462,7 @@ def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served
 
 @pytest.mark.parametrize("width", [1280, 900, 390])
 def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
-    say(tab, "a question with so many words that no list has room for all of them")
+    ask(tab, "a question with so many words that no list has room for all of them")
     tab.set_viewport_size({"width": width, "height": 844})
     (_, right, shown), (left, edge, room) = tab.evaluate(EDGES)
     assert edge <= width and room > 320
@@ -423,3 +485,89 @@ def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
         tab.click("#list-button")
         tab.wait_for_selector(".chat-list-search", state="visible")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_each_conversation_has_an_address_and_the_browser_goes_back_to_it(tab, open_tab):
+    ask(tab, "the one to keep")
+    address = tab.url
+    assert tab.title() == "the one to keep · medusa-chat"
+    new_chat(tab)
+    tab.wait_for_function("url => location.href !== url", arg=address)
+    assert tab.title() == "medusa-chat"
+    ask(tab, "the one after")
+    tab.go_back()
+    tab.wait_for_function(TITLED, arg="the one to keep")
+    assert tab.url == address
+    tab.go_forward()
+    tab.wait_for_function(TITLED, arg="the one after")
+    link = row(tab, "the one to keep").locator(".chat-row-open")
+    with tab.context.expect_page() as opened:
+        link.click(modifiers=["ControlOrMeta"])
+    other = opened.value
+    other.wait_for_function("() => document.querySelector('#history .bot')")
+    assert other.url == address and other.title() == "the one to keep · medusa-chat"
+    assert "after" in tab.title(), "the tab itself stays where it is"
+    other.close()
+
+
+def test_a_long_list_scrolls_by_itself_and_the_keyboard_passes_it_in_one_stop(tab):
+    for number in range(24):
+        ask(tab, f"question {number}")
+        new_chat(tab)
+    there = list(range(23, -1, -1))
+    for width in (1440, 900):
+        tab.set_viewport_size({"width": width, "height": 600})
+        if width < 1200:
+            tab.click("#list-button")
+        tab.wait_for_selector(".chat-list-search", state="visible")
+        high, whole = tab.evaluate(
+            "() => { const list = document.querySelector('.chat-list');"
+            " return [list.clientHeight, list.scrollHeight]; }"
+        )
+        assert high < 600 < whole
+        page = tab.locator("#tabs > .tabitem").first
+        assert page.evaluate("node => node.scrollHeight <= node.clientHeight + 1") or width < 1001
+        tab.focus(".chat-list-search")
+        for key, place in (("Tab", 0), ("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
+            tab.keyboard.press(key)
+            here = tab.evaluate("() => document.activeElement.closest('.chat-row')?.innerText")
+            assert here == f"question {there[place]}"
+        assert tab.locator(".chat-row [tabindex='0'], .chat-row a[tabindex='0']").count() == 4
+        tab.keyboard.press("F2")
+        tab.keyboard.type("renamed")
+        tab.keyboard.press("Enter")
+        renamed = row(tab, "renamed")
+        renamed.wait_for()
+        tab.keyboard.press("Delete")
+        renamed.wait_for(state="detached")
+        del there[1]
+
+
+def test_the_way_back_to_a_deleted_conversation_is_told_and_leads_on(tab):
+    for text in ("zero", "one", "two"):
+        ask(tab, text)
+        if text != "two":
+            new_chat(tab)
+    first = row(tab, "zero").locator(".chat-row-open").get_attribute("href")
+    deleted = row(tab, "one").locator(".chat-row-open").get_attribute("href").split("#")[1]
+    with tab.expect_response(lambda found: deleted in (found.request.post_data or "")):
+        row(tab, "one").locator(".chat-row-delete").evaluate("node => node.click()")
+    row(tab, "one").wait_for(state="detached")
+    tab.go_back()
+    tab.wait_for_selector("#notices button:has-text('This conversation was deleted.')")
+    tab.wait_for_function(f"() => location.hash !== '' && !location.href.endsWith('{first}')")
+    for _ in range(3):
+        if tab.url.endswith(first):
+            break
+        tab.wait_for_timeout(3200)  # until the address is again that of what is shown
+        tab.go_back()
+    tab.wait_for_function(TITLED, arg="zero")
+
+
+def test_an_empty_box_and_the_arrow_up_edit_the_last_message(tab):
+    ask(tab, "the one to edit")
+    tab.focus("#box textarea")
+    tab.keyboard.press("ArrowUp")
+    tab.wait_for_selector(".edit-textarea:focus")
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector(".edit-textarea", state="detached")

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 import pytest
 from support.page import (
     Served,
-    browser_or_skip,
+    ask,
     drawn_path,
     keep_no_settings,
     last_answer,
+    new_chat,
     open_settings,
     page_of,
-    send,
-    wait_end,
 )
 from support.warm_workers import warm_starts
 
@@ -44,8 +43,8 @@ class Recording(Session):
         super().__init__(WorkerProcess())
         self.jobs: list[Ticket] = []
 
-    def submit(self, request):
-        ticket = super().submit(request)
+    def submit(self, request, guest=""):
+        ticket = super().submit(request, guest)
         if isinstance(request, Reply):
             self.jobs.append(ticket)
         return ticket
@@ -53,7 +52,6 @@ class Recording(Session):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    browser_or_skip()
     with warm_starts():  # a worker that is started again starts cold, as those of users do
         session = Recording()
     session.submit(LoadRequest("demo", device="cpu"))
@@ -71,8 +69,7 @@ def tab(served, open_tab):
 
 
 def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):
-    send(tab, "Tell me a story about a fox")
-    wait_end(tab)
+    ask(tab, "Tell me a story about a fox")
     trace = served.session.jobs[-1].trace
     assert isinstance(trace[0], Prefilled) and isinstance(trace[-1], Finished)
     shown, said = (WORDS.findall(text) for text in (last_answer(tab), trace[-1].text))
@@ -84,11 +81,9 @@ def test_the_demo_answers_and_its_tree_is_the_traces(served, tab):
 
 
 def test_the_second_turn_reuses_the_cache(served, tab):
-    send(tab, "What is the capital of Spain?")
-    wait_end(tab)
+    ask(tab, "What is the capital of Spain?")
     first = served.session.jobs[-1].trace
-    send(tab, "and of France?")
-    wait_end(tab)
+    ask(tab, "and of France?")
     second = served.session.jobs[-1].trace
     kept = first[0].prompt_tokens + len(first[-1].token_ids)
     assert second[0].reused_tokens >= kept - 1
@@ -102,15 +97,12 @@ def test_vanilla_and_medusa_say_the_same_with_one_seed(served, tab):
     open_settings(tab)
     tab.get_by_label("Seed").fill("7")
     tab.check("#vanilla input")
-    send(tab, "Tell me a story about a lamp")
-    wait_end(tab)
+    ask(tab, "Tell me a story about a lamp")
     plain = served.session.jobs[-1]
     assert plain.trace[0].settings["drafter"] == "none"
-    tab.click("#clear")
-    tab.wait_for_selector("#history .message-row", state="detached")
+    new_chat(tab)
     tab.uncheck("#vanilla input")
-    send(tab, "Tell me a story about a lamp")
-    wait_end(tab)
+    ask(tab, "Tell me a story about a lamp")
     medusa = served.session.jobs[-1]
     assert medusa.trace[0].settings["drafter"] == "auto"
     assert [run.trace[0].settings["seed"] for run in (plain, medusa)] == [7, 7]
@@ -134,14 +126,12 @@ def test_a_prompt_over_the_context_is_one_line_and_stays_in_the_box(served, tab)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
 def test_a_dead_worker_is_said_and_replaced(served, tab):
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     turns = tab.locator("#history .bot").count()
     tab.evaluate(WATCH_STATUS)
     os.kill(served.session.runner.pid, signal.SIGKILL)
     tab.wait_for_function("window.said.some(text => text.includes('signal 9): restarting'))")
     tab.wait_for_selector('.status-line[data-status="ready"]')
     assert tab.locator("#history .bot").count() == turns
-    send(tab, "hello again")
-    wait_end(tab)
+    ask(tab, "hello again")
     assert tab.locator("#history .bot").count() == turns + 1

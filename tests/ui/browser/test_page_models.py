@@ -10,7 +10,7 @@ from support.access import findings
 from support.checkpoints import layout_a_pt, write_checkpoint
 from support.hub_files import use
 from support.hub_server import Fault, HubRepo, read_folder, serving
-from support.page import Served, browser_or_skip, opened_on, page_of, send, wait_end
+from support.page import Served, ask, open_settings, opened_on, page_of
 from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
@@ -54,7 +54,6 @@ def hub_of(tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def served(hub_of) -> Iterator[Served]:
-    browser_or_skip()
     session = Session(WorkerProcess())
     session.submit(LoadRequest(hub_of.start, precision="fp32"))
     with page_of(session) as page:
@@ -141,11 +140,10 @@ def test_a_download_tells_its_bytes_and_a_cancel_keeps_what_came(tab, served, hu
 
 def test_a_checkpoint_of_the_hub_is_loaded_and_the_conversation_goes_on(tab, served):
     tab.get_by_role("tab", name="Chat").click()
-    tab.get_by_role("button", name="Settings").first.click()
+    open_settings(tab)
     tab.get_by_label("Max new tokens").first.fill("8")  # a tiny model has little chat
     tab.get_by_label("Max new tokens").first.blur()
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     tab.get_by_role("tab", name="Models").click()
     tab.fill("#models-text input, #models-text textarea", WHOLE)
     tab.click(row(WHOLE, ".load"))
@@ -160,8 +158,7 @@ def test_a_checkpoint_of_the_hub_is_loaded_and_the_conversation_goes_on(tab, ser
     assert tab.locator(row(WHOLE, ".delete")).count() == 0, "it is in use"
     assert findings(tab) == [], "loaded"
     tab.get_by_role("tab", name="Chat").click()
-    send(tab, "and again")
-    wait_end(tab)
+    ask(tab, "and again")
     said = tab.inner_text("#history")
     assert "hello" in said and "and again" in said
     assert served.session.state.model.name == WHOLE

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 import pytest
 from support.page import (
     Served,
-    browser_or_skip,
+    ask,
     keep_no_settings,
     open_settings,
-    page_of,
+    reload,
+    scripted_page,
     send,
-    wait_attached,
     wait_end,
 )
 from support.scripted import ScriptedRunner
 
-from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.session import Session
 from medusa_chat.ui.page.tree_view import printable
 
 STEPS = 12
@@ -54,19 +52,8 @@ USUAL = GPU | {"mode": None, "nodes": 64}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    browser_or_skip()
-    session = Session(ScriptedRunner(delay=0.002, prefill=0.01, steps=STEPS, nodes=16))
-    session.submit(LoadRequest())
-    with page_of(session, trees=("chain",)) as page:
+    with scripted_page(ScriptedRunner(0.002, 0.01, steps=STEPS, nodes=16)) as page:
         yield page
-
-
-@pytest.fixture
-def runner(served) -> Iterator[ScriptedRunner]:
-    before = dict(vars(served.runner))
-    yield served.runner
-    for name in ("delay", "hold_at", "nodes", "forced", "steps", "plain_share"):
-        setattr(served.runner, name, before[name])
 
 
 @pytest.fixture
@@ -96,8 +83,7 @@ def come_back_at_pace(tab, **changes) -> None:
         "pace => localStorage.setItem('medusa-chat-pace', pace)", json.dumps(GPU | changes)
     )
     with tab.expect_response(is_pace):
-        tab.reload()
-    wait_attached(tab)
+        reload(tab)
 
 
 def is_pace(answer) -> bool:
@@ -236,25 +222,18 @@ def test_gpu_precision_and_nodes_show_at_once_what_they_do(tab, runner):
     assert len(runner.settings) == asked  # the model was not run
 
 
-def test_that_the_show_does_not_pay_here_is_told_without_alarm(tab, runner):
+def test_the_show_asks_for_its_nodes_and_tells_without_alarm_that_they_do_not_pay_here(tab, runner):
     runner.plain_share = 0.05
     at_pace(tab, nodes=16)
     begin(tab, runner)
     tab.click(".skip")
     wait_end(tab)
+    assert runner.settings[-1].nodes == 16
     here = tab.locator(".tree-block p.plain")
     here.get_by_text("these nodes are too many to pay here").wait_for()
     assert tab.locator(".tree-block .plain.slower").count() == 0
     tab.select_option(".mode", "full")
     tab.locator(".tree-block .plain.slower").get_by_text("Slower than plain decoding").wait_for()
-
-
-def test_the_show_asks_for_its_nodes_in_every_step(tab, runner):
-    at_pace(tab, nodes=16)
-    begin(tab, runner)
-    tab.click(".skip")
-    wait_end(tab)
-    assert runner.settings[-1].nodes == 16
 
 
 def test_step_by_step_goes_on_by_space(tab, runner):
@@ -268,6 +247,8 @@ def test_step_by_step_goes_on_by_space(tab, runner):
     turn_clock(tab, 1e6)
     tab.wait_for_selector('svg.tree[data-step="3"]')
     assert tab.evaluate(SHOWN) == 4  # no clock moves it
+    used = 12 + 1 + sum(len(step.token_ids) for step in runner.last[:4])
+    assert tab.inner_text("[data-figure='context'] .value") == str(used)
     for _ in range(STEPS - 4):
         tab.keyboard.press(" ")
     wait_end(tab)
@@ -299,8 +280,7 @@ def test_stop_cuts_the_answer_at_the_shown_step(served, tab, runner):
     tab.wait_for_function(
         "document.querySelector('svg.bars').getAttribute('aria-valuemax') === '5'"
     )
-    tab.reload()
-    wait_attached(tab)
+    reload(tab)
     tab.wait_for_selector("#history .bot")
     assert answer_of(tab) == text_of(runner, 5)
 
@@ -321,7 +301,7 @@ def test_a_reload_goes_on_at_the_shown_step(open_tab, runner):
     begin(tab, runner)
     turn_clock(tab, modelled_ms(tab) * 4 + 0.5)
     wait_shown(tab, 4)
-    tab.reload()
+    reload(tab)
     tab.wait_for_function("window.medusaShow?.isOn()")
     wait_shown(tab, 4)
     tab.wait_for_selector('svg.tree[data-step="3"]')
@@ -333,8 +313,7 @@ def test_other_models_start_at_full_speed(open_tab, runner):
     tab = open_tab(is_new=True)
     assert tab.locator(".mode").input_value() == "full"
     assert tab.locator(".gpu-table").is_hidden()
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     assert runner.settings[-1].nodes is None
 
 
@@ -378,8 +357,7 @@ def test_a_slider_recolours_the_tree_beside_it_without_the_model(tab, runner):
     open_settings(tab)
     tab.get_by_label("typical: lossy; takes what is plausible, always the same text").check()
     tab.wait_for_selector("#epsilon input[type=range]:not([disabled])")
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     tab.wait_for_selector(f'svg.tree[data-step="{STEPS - 1}"]')
     asked, step = len(runner.settings), runner.last[-1]
     was = letters(tab)
@@ -413,8 +391,7 @@ def chip_height(tab) -> float:
 def test_a_small_tree_is_drawn_larger(tab, runner):
     for nodes, least in ((64, 13.9), (4, 18)):
         runner.nodes = nodes
-        send(tab, "hello")
-        wait_end(tab)
+        ask(tab, "hello")
         tab.wait_for_function(
             "n => document.querySelectorAll('svg.tree .chip').length === n", arg=nodes
         )
@@ -424,8 +401,7 @@ def test_a_small_tree_is_drawn_larger(tab, runner):
 
 def test_no_token_is_cut_on_a_phone(tab, runner):
     tab.set_viewport_size({"width": 390, "height": 844})
-    send(tab, "hello")
-    wait_end(tab)
+    ask(tab, "hello")
     tab.wait_for_selector(f'svg.tree[data-step="{STEPS - 1}"]', state="attached")
     shown = tab.locator("svg.tree .token").all_text_contents()
     texts = {printable(text) for text in runner.last[-1].draft.texts}
@@ -435,8 +411,7 @@ def test_no_token_is_cut_on_a_phone(tab, runner):
 
 def test_the_answer_whose_steps_are_shown_is_marked_with_a_way_back(tab, runner):
     for count in (1, 2):
-        send(tab, "hello")
-        wait_end(tab)
+        ask(tab, "hello")
         tab.wait_for_function(
             "n => document.querySelectorAll('#history .bot').length === n", arg=count
         )

@@ -18,8 +18,8 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
-from support.page import last_answer, send, wait_end
-from support.shell import READY, SHARED, scripted
+from support.page import READY, ask, last_answer, send, wait_end
+from support.shell import SHARED, scripted
 from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
@@ -122,6 +122,39 @@ def test_the_status_tells_the_facts_and_why(opened, resident):
     assert not tab.is_visible(".status-line .notes ul")
 
 
+def test_the_list_of_why_is_over_all_of_the_page(opened, visitor):
+    tab = visitor(opened.url)
+    tab.get_by_role("tab", name="Models").click()
+    tab.wait_for_selector("#models-column [data-testid=block-info]:visible")
+    tab.click(".status-line .notes summary")
+    under = tab.locator(".status-line .notes ul").evaluate(
+        """list => {
+          Object.assign(list.style, {height: '700px', width: '900px', maxWidth: 'none'});
+          const {left, top} = list.getBoundingClientRect();
+          const found = [];
+          for (let x = 5; x < 900; x += 10) for (let y = 5; y < 700; y += 10) {
+            const at = document.elementFromPoint(left + x, top + y);
+            if (at && at !== list && !list.contains(at)) found.push(at.outerHTML.slice(0, 90));
+          }
+          return found;
+        }"""
+    )
+    assert under == []
+
+
+def test_on_a_phone_settings_open_where_they_are_seen(opened, visitor):
+    phone = visitor(opened.url, viewport={"width": 390, "height": 844}, has_touch=True)
+    phone.click("#settings button")
+    phone.wait_for_selector("#settings #acceptance label >> nth=0")
+    phone.wait_for_function(
+        """() => {
+          const [settings, composer] = ['#settings', '#composer']
+            .map(part => document.querySelector(part).getBoundingClientRect());
+          return settings.top >= 0 && settings.height > 200 && settings.bottom <= composer.top;
+        }"""
+    )
+
+
 def test_light_or_dark_is_remembered_and_there_from_the_first_frame(opened, resident):
     tab = resident(opened.url)
     tab.emulate_media(color_scheme="light")
@@ -155,14 +188,12 @@ def test_without_internet_share_is_one_plain_sentence(opened, resident, tunnel):
     tab.get_by_role("button", name="Make a link").click()
     shows(tab, ".share-message", "No internet")
     tab.keyboard.press("Escape")
-    send(tab, "still here")
-    wait_end(tab)
+    ask(tab, "still here")
 
 
 def test_share_shows_the_link_and_a_guest_has_a_chat_of_their_own(opened, visitor, tunnel):
     owner = visitor(opened.url)
-    send(owner, "the owner's own words")
-    wait_end(owner)
+    ask(owner, "the owner's own words")
     owner.get_by_role("button", name="Share", exact=True).click()
     owner.select_option("#share-hours", "1")
     owner.get_by_role("button", name="Make a link").click()
@@ -184,8 +215,7 @@ def test_share_shows_the_link_and_a_guest_has_a_chat_of_their_own(opened, visito
     assert guest.locator("#history .bot").count() == 0
     assert not guest.locator("#share").get_by_role("button").is_visible()
     assert link.password not in guest.content()
-    send(guest, "a guest's words")
-    wait_end(guest)
+    ask(guest, "a guest's words")
     assert last_answer(guest)
     assert "a guest's words" not in owner.content()
 

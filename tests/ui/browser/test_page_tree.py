@@ -2,22 +2,21 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from support import scripted
 from support.page import (
     Served,
-    browser_or_skip,
     drawn_frames,
     drawn_path,
-    page_of,
+    scripted_page,
     send,
     wait_end,
 )
-from support.scripted import ScriptedRunner
+from support.scripted import ScriptedRunner, scripted_step
 
 from medusa_chat.decoding.events import Step
-from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.session import Session
 from medusa_chat.ui.page.tree_view import margin, printable, states
 
 NAMES = {"a": "accepted", "r": "rejected", "u": "unreached"}
@@ -29,21 +28,8 @@ ODD = (
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    browser_or_skip()
-    runner = ScriptedRunner(delay=0.01, prefill=0.05, steps=30, nodes=16)
-    session = Session(runner)
-    session.submit(LoadRequest())
-    with page_of(session, trees=("chain",)) as page:
+    with scripted_page(ScriptedRunner(0.01, 0.05, steps=30, nodes=16)) as page:
         yield page
-
-
-@pytest.fixture
-def runner(served) -> Iterator[ScriptedRunner]:
-    """The script, as it was again after the test."""
-    before = dict(vars(served.runner))
-    yield served.runner
-    for name in ("forced", "steps", "nodes", "pieces", "delay"):
-        setattr(served.runner, name, before[name])
 
 
 @pytest.fixture
@@ -107,6 +93,27 @@ def test_states_and_marks_are_the_traces_under_exact(tab, runner):
     for node in step.path:
         assert printable(step.draft.texts[node]) in label
     assert "own sample" in tab.inner_text(".legend")
+
+
+def test_a_step_that_was_cut_counts_what_it_gave_and_rejects_nothing_behind_it(
+    tab, runner, monkeypatch
+):
+    def cut(*values):
+        step = scripted_step(*values)
+        is_short = len(step.path) == 2
+        return replace(step, token_ids=step.token_ids[:1]) if is_short else step
+
+    monkeypatch.setattr(scripted, "scripted_step", cut)
+    steps = [step for step in ask(tab, runner) if len(step.path) == 2]
+    behind = {}
+    for step in steps:
+        behind[step.index] = [n for n, p in enumerate(step.draft.parents) if p == step.path[-1]]
+    index = max(behind, key=lambda index: len(behind[index]))
+    pick(tab, index)
+    assert "1 of 15 drafted tokens accepted" in tab.inner_text(".step-head")
+    assert "from the model" not in tab.inner_text(".step-head")
+    drawn = chips(tab)
+    assert behind[index] and {drawn[node]["state"] for node in behind[index]} == {"unreached"}
 
 
 def test_typical_marks_are_margins_and_the_header_says_what_binds(tab, runner):
@@ -198,6 +205,20 @@ def test_a_click_opens_a_card_with_both_top_tens_of_the_runner(tab, runner):
     assert tab.locator(".card").is_hidden()
 
 
+def test_a_card_has_the_text_of_the_models_own_token_that_was_not_drafted(tab, runner):
+    step, node, own = next(
+        (step, node, step.draft.sampled[parent])
+        for step in ask(tab, runner)[:-1]
+        for node, parent in enumerate(step.draft.parents)
+        if parent == step.path[-1] and step.draft.sampled[parent] not in step.draft.tokens
+    )
+    pick(tab, step.index + 1)  # whose root it is; a model has it in its top 10, too
+    pick(tab, step.index)
+    tab.locator(f'.chip[data-node="{node}"]').click()
+    tab.wait_for_selector(".card .tops table")
+    assert f"{printable(runner.pieces[own])}\u2069 token {own}" in tab.inner_text(".card")
+
+
 def test_the_keyboard_walks_the_tree_and_opens_the_card(tab, runner):
     step = busiest(ask(tab, runner))
     pick(tab, step.index)
@@ -239,6 +260,7 @@ def test_a_card_opened_while_the_answer_runs_comes_after_it(tab, runner):
     wait_end(tab)
     tab.wait_for_selector(".card .tops table")
     assert int(tab.get_attribute("svg.tree", "data-step")) == index  # the step stays with its card
+    tab.click(".card .close")  # it may stand over the timeline
     tab.click(".playbar .back")
     see(tab, runner.last[-1].index)
 
@@ -419,6 +441,17 @@ def test_the_chart_has_plain_once_it_was_measured(tab, runner):
         "/mean [\\d.]+; plain decoding [\\d.]+/"
         ".test(document.querySelector('svg.rates')?.getAttribute('aria-label'))"
     )
+
+
+def test_the_charts_axis_is_that_of_the_whole_answer_once_it_has_ended(tab, runner):
+    axis = "Number(document.querySelector('.rates .axis').textContent.replace(',', ''))"
+    runner.delay, runner.hold_at = 0.001, 3
+    send(tab, "hello")
+    tab.wait_for_function(f"{axis} > 1000")
+    runner.delay, runner.hold_at = 0.05, None
+    wait_end(tab)
+    see(tab, runner.last[-1].index)
+    tab.wait_for_function(f"{axis} < 500")
 
 
 def test_the_figures_add_up(tab, runner):

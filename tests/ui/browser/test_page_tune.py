@@ -7,7 +7,7 @@ import pytest
 from support import scripted
 from support.access import findings
 from support.counting import answer, prefilled
-from support.page import Served, browser_or_skip, drawn_frames, opened_on, page_of, send, wait_end
+from support.page import Served, ask, drawn_frames, opened_on, page_of
 from support.training_events import step
 
 from medusa_chat.messages import LoadRequest, PersonalTree
@@ -22,7 +22,6 @@ NODES = 9
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
-    browser_or_skip()
     folder = tmp_path_factory.mktemp("tune")
     session = Session(scripted.ScriptedRunner(delay=0.002, prefill=0, steps=30, nodes=NODES))
     with page_of(session, history=History(folder / "chats.sqlite3")) as page:
@@ -73,8 +72,7 @@ def test_measuring_shows_times_and_the_best_point(served, tab):
 
 def test_a_chat_is_counted_and_nothing_of_it_is_on_the_disk_but_counts(served, tab):
     tab.get_by_role("tab", name="Chat").click()
-    send(tab, "a secret that nobody may read")
-    wait_end(tab)
+    ask(tab, "a secret that nobody may read")
     tab.get_by_role("tab", name="Tune").click()
     says(tab, ".tune-verdict", "of 1 answer are counted")
     tab.get_by_role("button", name="Counted in your chats").click()

@@ -39,19 +39,19 @@ static void normalise_all(const Pass *pass, const float *x, const float *w, floa
         normalise(x + (ptrdiff_t)i * size, w, y + (ptrdiff_t)i * size, size, epsilon);
 }
 
-/* y may be x. */
-static void rotate(const float *x, const float *cosines, const float *sines, float *y, int size) {
+/* x [size], where it stands. */
+static void rotate(float *x, const float *cosines, const float *sines, int size) {
     const int half = size / 2;
     int d = 0;
     for (; d + LANES <= half; d += LANES) {
         const vec a = load(x + d), b = load(x + d + half);
-        store(y + d, a * load(cosines + d) - b * load(sines + d));
-        store(y + d + half, b * load(cosines + d + half) + a * load(sines + d + half));
+        store(x + d, a * load(cosines + d) - b * load(sines + d));
+        store(x + d + half, b * load(cosines + d + half) + a * load(sines + d + half));
     }
     for (; d < half; d++) {
         float a = x[d], b = x[d + half];
-        y[d] = a * cosines[d] - b * sines[d];
-        y[d + half] = b * cosines[d + half] + a * sines[d + half];
+        x[d] = a * cosines[d] - b * sines[d];
+        x[d + half] = b * cosines[d + half] + a * sines[d + half];
     }
 }
 
@@ -73,19 +73,19 @@ static void keep(const Decoder *m, void *all_kept, ptrdiff_t at, const float *x)
 static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int last) {
     const Decoder *m = pass->decoder;
     const int size = (int)m->head_dim, heads = (int)m->heads, kvs = (int)m->kv_heads;
-    const int groups = heads / kvs;
+    const int groups = heads / kvs, rotary = (int)m->rotary;
     for (int i = 0; i < pass->rows; i++) {
-        const float *cosines = m->cosines + pass->positions[i] * size;
-        const float *sines = m->sines + pass->positions[i] * size;
+        const float *cosines = m->cosines + pass->positions[i] * rotary;
+        const float *sines = m->sines + pass->positions[i] * rotary;
         const int64_t place = pass->texts ? pass->positions[i] : pass->start + i;
         const ptrdiff_t at = text_at(pass, i) + place * size;
         float *from = qkv + (ptrdiff_t)i * qkv_width(m);
         for (int h = kv * groups; h < last * groups; h++)
-            rotate(from + h * size, cosines, sines, from + h * size, size);
+            rotate(from + h * size, cosines, sines, rotary);
         for (int h = kv; h < last; h++) {
             const ptrdiff_t to = at + h * m->capacity * size;
             float *key = from + (heads + h) * size;
-            rotate(key, cosines, sines, key, size);
+            rotate(key, cosines, sines, rotary);
             keep(m, layer->keys, to, key);
             keep(m, layer->values, to, from + (heads + kvs + h) * size);
         }
@@ -155,13 +155,10 @@ static int is_split(const Decoder *m, int parts) {
 }
 
 /* Queries, keys and values of the heads of keys and values from `kv` to `last`. */
-static void project(const Part *p, const Layer *layer, int kv, int last) {
-    const Decoder *m = p->pass->decoder;
+static void project(const Product *qkv, const Decoder *m, int kv, int last) {
     const int each = (int)m->head_dim / PANEL, heads = (int)m->heads, kvs = (int)m->kv_heads;
     const int groups = heads / kvs;
-    const Product whole = {p->normed, layer->qkv, layer->qkv_bias, p->qkv, (int)p->pass->rows,
-                           (int)m->hidden, qkv_width(m), 0, 0};
-    const Product product = ready(&whole);
+    const Product product = ready(qkv);
     multiply(&product, kv * groups * each, last * groups * each);
     multiply(&product, (heads + kv) * each, (heads + last) * each);
     multiply(&product, (heads + kvs + kv) * each, (heads + kvs + last) * each);
@@ -232,7 +229,7 @@ static void attend_layer(const Part *p, const Layer *layer) {
         p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, 0};
     normalise_all(pass, pass->hidden, layer->before, p->normed);
     if (is_split(m, parts)) {
-        project(p, layer, kv, last);
+        project(&qkv, m, kv, last);
         place(pass, layer, p->qkv, kv, last);
     } else {
         share(&qkv, part, parts);

@@ -47,20 +47,21 @@ def _turned_kernel(
     v_head,
     v_row,
     width,
+    rotary,
     block_heads: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Some heads of one row: queries, keys and values. places: of the rows in the cache; None: they
-    follow each other from `start` on."""
+    """Some heads of one row: queries, keys and values, of which the first `rotary` numbers are
+    turned. places: of the rows in the cache; None: they follow each other from `start` on."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)[:, None]
     d = tl.arange(0, block)[None, :]
     inside = (head < heads + 2 * key_heads) & (d < width)
     here = qkv + (row * (heads + 2 * key_heads) + head) * width
     x = tl.load(here + d, inside, 0.0)
-    swapped = tl.load(here + (d + width // 2) % width, inside, 0.0).to(tl.float32)
-    cosine = tl.load(cos + row * width + d, d < width, 0.0).to(tl.float32)
-    sine = tl.load(sin + row * width + d, d < width, 0.0).to(tl.float32)
+    swapped = tl.load(here + (d + rotary // 2) % rotary, inside, 0.0).to(tl.float32)
+    cosine = tl.load(cos + row * rotary + d, d < rotary, 1.0).to(tl.float32)
+    sine = tl.load(sin + row * rotary + d, d < rotary, 0.0).to(tl.float32)
     moved = (x.to(tl.float32) * cosine + swapped * sine).to(x.dtype)
     if places is None:
         place = start + row
@@ -102,21 +103,22 @@ def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 def turned(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], cache: Any, index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerOps.turned: qkv [1, n, (H + 2 H_kv) D], cos and sin [1, n, D] -> queries [1, H, n, D],
+    """LayerOps.turned: qkv [1, n, (H + 2 H_kv) D], cos and sin [1, n, R] -> queries [1, H, n, D],
     keys and values [1, H_kv, s, D] to read, in the dtype of qkv. A pass without our cache is
     torch's."""
     layer = None if cache is None else cache.layers[index]
     if not isinstance(layer, Layer):
         return TORCH.turned(qkv, cos, sin, heads, cache, index)
-    rows, width = cos.shape[1:]
+    rows, rotary = cos.shape[1:]
     key, value = layer.read(rows)
+    width = key.shape[-1]
     query = torch.empty(1, heads[0], rows, width, dtype=qkv.dtype, device=qkv.device)
     whole = heads[0] + 2 * heads[1]
     each = each_of(rows * whole, MOST_HEADS, qkv.device)
     _turned_kernel[(rows, triton.cdiv(whole, each))](
         *(qkv.contiguous(), cos.contiguous(), sin.contiguous(), query, key, value),
         *(layer.places, layer.start, *heads),
-        *(key.stride(1), key.stride(2), value.stride(1), value.stride(2), width),
+        *(key.stride(1), key.stride(2), value.stride(1), value.stride(2), width, rotary),
         block_heads=each,
         block=triton.next_power_of_2(width),
         num_warps=max(each // 2, 1),

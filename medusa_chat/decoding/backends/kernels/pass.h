@@ -16,9 +16,10 @@ typedef struct {
     void *keys, *values;
 } Layer;
 
-/* What all layers share; cosines and sines [capacity, head_dim]. is_half: embeddings are of bf16. */
+/* What all layers share; cosines and sines [capacity, rotary], of the first numbers of a head: those
+   behind are not turned. is_half: embeddings are of bf16. */
 typedef struct {
-    int64_t count, hidden, heads, kv_heads, head_dim, inner, capacity, vocabulary, is_half;
+    int64_t count, hidden, heads, kv_heads, head_dim, rotary, inner, capacity, vocabulary, is_half;
     float epsilon, scaling;
     const void *embedding;
     const float *norm, *cosines, *sines;

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThr
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native_support import reaches
 from medusa_chat.decoding.backends.parity import agrees
-from medusa_chat.decoding.backends.replacements import Outputs, is_plain_layer
+from medusa_chat.decoding.backends.replacements import is_plain_layer, parted, parts_of
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 
@@ -60,10 +59,7 @@ def layout(
 
 
 def native_step(
-    backbone: Backbone,
-    heads: MedusaHeads | None,
-    threads: NativeThreads,
-    keep: Keep = AS_IT_IS,
+    backbone: Backbone, heads: MedusaHeads | None, threads: NativeThreads, keep: Keep = AS_IT_IS
 ) -> NativeStep | None:
     """Replace the decoder of a backbone whose layers are laid out, its LM head and the products of
     its Medusa heads by the C library's -> its steps; None where the results differ from the
@@ -105,31 +101,25 @@ def _lay_out(threads: NativeThreads, keep: Keep, place: str, layer: Any) -> None
     attention, mlp = layer.stock.self_attn, layer.stock.mlp
     inner = layer.down.in_features
     more = -inner % WIDEST_PANEL
-    gate_up, down = layer.gate_up, layer.down
+    gate_up, down, bias = layer.gate_up, layer.down, layer.gate_up.bias
     if more:
         gate_up = SimpleNamespace(
             weight=F.pad(gate_up.weight.view(2, inner, -1), (0, 0, 0, more)).flatten(0, 1),
-            bias=None
-            if gate_up.bias is None
-            else F.pad(gate_up.bias.view(2, inner), (0, more)).flatten(),
+            bias=bias if bias is None else F.pad(bias.view(2, inner), (0, more)).flatten(),
         )
         down = SimpleNamespace(weight=F.pad(down.weight, (0, more)), bias=down.bias)
-    sizes = [getattr(attention, name).out_features for name in ("q_proj", "k_proj", "v_proj")]
+    first, both = parts_of(attention, "qkv_proj"), parts_of(mlp, "gate_up_proj")
+    sizes = [getattr(attention, name).out_features for name in first]
 
-    def laid(linear: Any, *names: str) -> NativeLinear:
-        kept = keep([f"{place}.{name}_proj.weight" for name in names], linear.weight.detach())
+    def laid(linear: Any, block: str, *names: str) -> NativeLinear:
+        kept = keep([f"{place}.{block}.{name}.weight" for name in names], linear.weight.detach())
         return NativeLinear(linear, threads, kept)
 
-    layer.qkv = laid(layer.qkv, *(f"self_attn.{name}" for name in "qkv"))
-    layer.out = laid(layer.out, "self_attn.o")
-    layer.gate_up = laid(gate_up, "mlp.gate", "mlp.up")
-    layer.down = laid(down, "mlp.down")
-    attention.o_proj, mlp.down_proj = layer.out, layer.down
-    q, k, v = accumulate(sizes)
-    attention.q_proj = Outputs(layer.qkv, 0, q)
-    attention.k_proj, attention.v_proj = Outputs(layer.qkv, q, k), Outputs(layer.qkv, k, v)
-    mlp.gate_proj = Outputs(layer.gate_up, 0, inner + more)
-    mlp.up_proj = Outputs(layer.gate_up, inner + more, 2 * (inner + more))
+    layer.qkv = parted(attention, first, laid(layer.qkv, "self_attn", *first), sizes)
+    layer.out = attention.o_proj = laid(layer.out, "self_attn", "o_proj")
+    sizes = [2 * (inner + more) // len(both)] * len(both)
+    layer.gate_up = parted(mlp, both, laid(gate_up, "mlp", *both), sizes)
+    layer.down = mlp.down_proj = laid(down, "mlp", "down_proj")
 
 
 def round_linears(model: Any, threads: NativeThreads, keep: Keep) -> int:
@@ -143,7 +133,9 @@ def round_linears(model: Any, threads: NativeThreads, keep: Keep) -> int:
         if type(module) in (nn.Linear, Conv1D) and module is not head:
             blocks = keep([f"{name}.weight"], linear.weight.detach())
             if isinstance(blocks, Blocks):
-                model.set_submodule(name, NativeLinear(linear, threads, blocks))
+                rounded = NativeLinear(linear, threads, blocks)
+                rounded.weight = linear.weight.new_empty(0)  # some layers ask a linear its dtype
+                model.set_submodule(name, rounded)
                 count += 1
     return count
 

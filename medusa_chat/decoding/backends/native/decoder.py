@@ -75,6 +75,7 @@ class NativeDecoder(nn.Module):
         heads, kv_heads = first.heads
         self.structure = structs.Decoder(
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
+            cosines.shape[-1],
             *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),
             *(first.before.epsilon, first.scaling),
             *(table, norm),

@@ -9,12 +9,7 @@ from torch import Tensor, nn
 from medusa_chat.decoding.backends.native.blocks import Blocks
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.native.structs import (
-    Guesses,
-    HeadGuesses,
-    HeadStates,
-    Weights,
-)
+from medusa_chat.decoding.backends.native.structs import Guesses, HeadGuesses, HeadStates, Weights
 from medusa_chat.decoding.heads import MedusaHeads
 
 

@@ -1,25 +1,26 @@
 """The structures of the C library, field by field as in its headers."""
 
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
+
+
+def _all(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of one kind, in order."""
+    return tuple((name, kind) for name in names.split())
 
 
 class Weights(Structure):
     """Weights in panels: kernels/weights.h."""
 
-    _fields_ = (
-        ("panels", c_void_p),
-        *((n, c_int32) for n in ("kind", "block", "has_floor", "is_wide")),
-    )
+    _fields_ = (("panels", c_void_p), *_all(c_int32, "kind block has_floor is_wide"))
 
 
 class Product(Structure):
     """One product with weights in panels: kernels/product.h."""
 
     _fields_ = (
-        ("x", c_void_p),
-        ("weights", Weights),
-        *((n, c_void_p) for n in ("bias", "y")),
-        *((n, c_int) for n in ("rows", "ins", "outs", "adds", "stride")),
+        *(("x", c_void_p), ("weights", Weights), *_all(c_void_p, "bias y")),
+        *_all(c_int, "rows ins outs adds stride"),
     )
 
 
@@ -27,10 +28,8 @@ class Layer(Structure):
     """The weights and caches of one layer: kernels/pass.h."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("before", "qkv_bias", "out_bias", "after")),
-        *((n, c_void_p) for n in ("gate_up_bias", "down_bias")),
-        *((n, Weights) for n in ("qkv", "out", "gate_up", "down")),
-        *((n, c_void_p) for n in ("keys", "values")),
+        *_all(c_void_p, "before qkv_bias out_bias after gate_up_bias down_bias"),
+        *(*_all(Weights, "qkv out gate_up down"), *_all(c_void_p, "keys values")),
     )
 
 
@@ -38,10 +37,9 @@ class Decoder(Structure):
     """What all layers share: kernels/pass.h."""
 
     _fields_ = (
-        *((n, c_int64) for n in ("count", "hidden", "heads", "kv_heads", "head_dim")),
-        *((n, c_int64) for n in ("inner", "capacity", "vocabulary", "is_half")),
-        *((n, c_float) for n in ("epsilon", "scaling")),
-        *((n, c_void_p) for n in ("embedding", "norm", "cosines", "sines")),
+        *_all(c_int64, "count hidden heads kv_heads head_dim rotary"),
+        *_all(c_int64, "inner capacity vocabulary is_half"),
+        *(*_all(c_float, "epsilon scaling"), *_all(c_void_p, "embedding norm cosines sines")),
         ("layers", POINTER(Layer)),
     )
 
@@ -50,10 +48,8 @@ class Pass(Structure):
     """One pass of the decoder: kernels/pass.h."""
 
     _fields_ = (
-        ("decoder", POINTER(Decoder)),
-        *((n, c_void_p) for n in ("tokens", "positions", "texts", "mask")),
-        *((n, c_int64) for n in ("stride", "free", "rows", "start", "keys", "threads")),
-        *((n, c_void_p) for n in ("hidden", "work")),
+        *(("decoder", POINTER(Decoder)), *_all(c_void_p, "tokens positions texts mask")),
+        *(*_all(c_int64, "stride free rows start keys threads"), *_all(c_void_p, "hidden work")),
     )
 
 
@@ -61,41 +57,29 @@ class Draw(Structure):
     """The largest of rows of scores, with noise: kernels/rows.h."""
 
     _fields_ = (
-        *(
-            (n, c_void_p)
-            for n in ("scores", "depths", "places", "seeds", "noise", "gaps", "tokens")
-        ),
-        ("seed", c_uint64),
-        *((n, c_int64) for n in ("rows", "size", "place", "deepest")),
+        *_all(c_void_p, "scores depths places seeds noise gaps tokens"),
+        *(("seed", c_uint64), *_all(c_int64, "rows size place deepest")),
     )
 
 
 class Sums(Structure):
     """Sums over rows of scores: kernels/rows.h."""
 
-    _fields_ = (
-        *((n, c_void_p) for n in ("scores", "sums", "entropies")),
-        *((n, c_int64) for n in ("rows", "size")),
-    )
+    _fields_ = (*_all(c_void_p, "scores sums entropies"), *_all(c_int64, "rows size"))
 
 
 class Guesses(Structure):
     """The largest of rows of scores: kernels/rows.h."""
 
-    _fields_ = (
-        *((n, c_void_p) for n in ("scores", "values", "sums", "places")),
-        *((n, c_int64) for n in ("rows", "size", "count")),
-    )
+    _fields_ = (*_all(c_void_p, "scores values sums places"), *_all(c_int64, "rows size count"))
 
 
 class HeadStates(Structure):
     """The states of heads at one position: kernels/heads.h."""
 
     _fields_ = (
-        *((n, Weights) for n in ("weights", "roots")),
-        *((n, c_void_p) for n in ("bias", "hidden", "states")),
-        *((n, c_int64) for n in ("layers", "heads", "used", "size")),
-        ("root", c_void_p),
+        *(*_all(Weights, "weights roots"), *_all(c_void_p, "bias hidden states")),
+        *(*_all(c_int64, "layers heads used size"), ("root", c_void_p)),
     )
 
 

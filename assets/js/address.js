@@ -1,0 +1,33 @@
+// The address and the title of the browser's tab name the conversation that is shown: it can be kept
+// as a bookmark, opened in another tab, and gone back to.
+const PAGE = "medusa-chat";
+
+function readAddress() {
+  return location.hash.slice(1);
+}
+
+let going = ""; // the address that the browser went to, until it is shown
+
+// isFirst: the page was opened, which is no step to go back to.
+function writeAddress(isFirst) {
+  document.title = view.title ? `${view.title} · ${PAGE}` : PAGE;
+  if (going && going !== view.current) return; // a view from before
+  going = "";
+  if (view.current === readAddress()) return;
+  history[isFirst ? "replaceState" : "pushState"](history.state, "", `#${view.current}`);
+}
+
+window.addEventListener("popstate", () => {
+  const id = readAddress();
+  if (!id) return;
+  going = id;
+  trigger("open_conversation", { id });
+  setTimeout(() => { // it is not there: the address is that of what is shown
+    if (going === id) { going = ""; writeAddress(true); }
+  }, 3000);
+});
+
+// A place within an answer is no address of the page.
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.(':is(#history, #live-text) a[href^="#"]')) event.preventDefault();
+}, true);

@@ -1,0 +1,98 @@
+"""Text part: the language model inside a vision-language checkpoint, which is read alone."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# text parts that are models of their own, though they are named after the whole
+ALONE = ("gemma3_text", "gemma4_text", "gemma4_unified_text")
+# text parts -> the model with the same tensors. Its rotary angles are theirs too: they turn by
+# three positions, of time, height and width, which are one and the same for every token of a text
+TWINS = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+BOTH_WAYS = ("paligemma",)  # families that attend a prompt both ways, which a cache cannot hold
+# what such configs leave out, for it is what their text part has by default
+DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "mistral": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+    },
+}
+# names in the files -> the names that the text part has where it is a model of its own
+NAMES = {
+    r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?!lm_head)": "model.",
+    r"^(?:model\.)?language_model\.lm_head": "lm_head",
+}
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a vision-language model's config.json the part of its language model, as the config of
+    one alone; any other config, and that of a family which has no such part, as it is."""
+    family, inner = str(config.get("model_type")), config.get("text_config")
+    if not isinstance(inner, dict):  # Qwen2-VL's are flat
+        is_flat = family in TWINS and "vision_config" in config
+        inner = {k: v for k, v in config.items() if k != "vision_config"} if is_flat else {}
+    kind = str(inner.get("model_type", ""))
+    is_model = kind in (*ALONE, *TWINS) or (kind != "" and "_text" not in kind)
+    if not is_model or family in BOTH_WAYS:
+        return config
+    outer = {key: config.get(key) for key in ("dtype", "torch_dtype")}
+    if isinstance(quantised := config.get("quantization_config"), dict):
+        outer["quantization_config"] = {key: _of_part(v) for key, v in quantised.items()}
+    tied = [part.get("tie_word_embeddings") for part in (config, inner)]
+    ties = {"tie_word_embeddings": any(tied)} if tied != [None, None] else {}
+    ropes = {key: _plain(inner[key]) for key in ("rope_scaling", "rope_parameters") if key in inner}
+    return {
+        **DEFAULTS.get(kind, {}),
+        **inner,
+        **{k: v for k, v in outer.items() if v is not None},
+        **ties,
+        **ropes,
+        "model_type": TWINS.get(kind, kind),
+    }
+
+
+def name_of(module: str) -> str:
+    """The name in the text part of a module or a tensor of the whole."""
+    for pattern, name in NAMES.items():
+        module = re.sub(pattern, name, module)
+    return module
+
+
+def _of_part(value: Any) -> Any:
+    """Where it is a list of modules, which were not quantised, their names in the text part."""
+    if not isinstance(value, list):
+        return value
+    return [name_of(one) if isinstance(one, str) else one for one in value]
+
+
+def _plain(rope: Any) -> Any:
+    """Rotary parameters without what tells pictures apart."""
+    if not isinstance(rope, dict):
+        return rope
+    kept = {key: value for key, value in rope.items() if not key.startswith("mrope")}
+    return {key: "default" if value == "mrope" else value for key, value in kept.items()}

@@ -1,0 +1,45 @@
+"""AnswerFigures: which model gave an answer and how fast, as far as that was measured."""
+
+from typing import Any, NamedTuple, Self
+
+
+class AnswerFigures(NamedTuple):
+    """model: as a guest may read it. rate: tokens per second; per_step: tokens a step; None where
+    there was no step. is_plain: whether it was plain decoding."""
+
+    model: str
+    rate: float | None = None
+    per_step: float | None = None
+    is_plain: bool = False
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self | None:
+        """Strictly what was written, None for None. Raises ValueError or TypeError."""
+        if values is None:
+            return None
+        model, *rates, is_plain = made = cls(*values)
+        if not isinstance(model, str) or type(is_plain) is not bool:
+            raise ValueError("it contains something that is not a model's name")
+        if not all(rate is None or type(rate) in (int, float) for rate in rates):
+            raise ValueError("it contains an invalid rate")
+        return made
+
+    def after(self, before: Self | None) -> Self | None:
+        """Of an answer that went on from one with these figures: the models of both; no rate is of
+        the whole. None where that one's model is not known."""
+        if before is None:
+            return None
+        return type(self)(", ".join(dict.fromkeys((*before.model.split(", "), self.model))))
+
+    @property
+    def speed(self) -> str:
+        """The figures in words; empty where nothing was measured."""
+        if not self.rate or not self.per_step:
+            return ""
+        how = "plain" if self.is_plain else f"{self.per_step:.1f} tokens a step"
+        return f"{self.rate:,.{0 if self.rate >= 100 else 1}f} tokens/s · {how}"
+
+    @property
+    def line(self) -> str:
+        """Model and figures, for below the answer."""
+        return " · ".join(filter(None, (self.model, self.speed)))

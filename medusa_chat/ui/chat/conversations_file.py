@@ -1,0 +1,151 @@
+"""All conversations as one JSON file, and such a file read again. docs/page.md has the format."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from medusa_chat.errors import UsageError
+from medusa_chat.runtime.answer_figures import AnswerFigures
+from medusa_chat.runtime.message_tree import ROLES, MessageTree, Said
+from medusa_chat.runtime.stored_conversation import StoredConversation, title_of
+from medusa_chat.ui.chat.chatgpt_file import is_chatgpt, translated
+from medusa_chat.ui.page.inputs import ID, MAX_TITLE, OTHERS, SETTINGS, WHOLE, clean
+from medusa_chat.ui.page.settings_form import refusal
+
+FORMAT, VERSION = "medusa-chat conversations", 1
+MAX_CONVERSATIONS = 10_000
+MAX_MESSAGES = 10_000  # of one conversation
+MAX_OF_ALL = 200_000
+MAX_NOTE = 1000  # characters, as of a model's name
+MAX_ID = 2**53  # of a message: beyond it JSON's numbers are not whole everywhere
+NAMES = (*SETTINGS, *WHOLE, *OTHERS)  # of settings
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+Found = list[tuple[str, StoredConversation]]
+
+
+def written(kept: Iterable[tuple[str, StoredConversation]]) -> str:
+    """The file, a conversation a line. kept: each with its id."""
+    lines = (json.dumps(_plain(id, one), ensure_ascii=False) for id, one in kept)
+    begin = f'{{"format": "{FORMAT}", "version": {VERSION}, "conversations": [\n'
+    return begin + ",\n".join(lines) + "\n]}\n"
+
+
+def _plain(id: str, kept: StoredConversation) -> dict[str, Any]:
+    names = ("id", "parent", "role", "content", "note")
+    messages = [
+        {name: getattr(one, name) for name in names}
+        | {"model": one.figures.model if one.figures else ""}
+        for one in kept.tree.said.values()
+    ]
+    return {
+        "id": id,
+        "title": kept.title,
+        "created_at": kept.created_at,
+        "updated_at": kept.updated_at,
+        "system": kept.system,
+        "settings": kept.settings,
+        "messages": messages,
+        "shown": kept.tree.leaf,
+    }
+
+
+def read(data: bytes, trees: Sequence[str]) -> Found:
+    """The conversations of a file, ours or ChatGPT's, each with its id, empty where it has none.
+    trees: presets that a setting may name. Raises UsageError: one line, what is wrong and where.
+    """
+    if data.startswith(b"PK"):
+        raise UsageError("it is a ZIP archive: unpack it, and choose the JSON file in it")
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UsageError("it is no JSON that can be read") from None
+    if is_chatgpt(values):
+        values = {"format": FORMAT, "version": VERSION, "conversations": translated(values)}
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise UsageError("it holds no conversations of medusa-chat or ChatGPT")
+    if values.get("version") != VERSION:
+        raise UsageError(f"its version is {_short(values.get('version'))}: {VERSION} can be read")
+    found, total = [], 0
+    for number, one in enumerate(_list(values, "conversations", MAX_CONVERSATIONS), start=1):
+        try:
+            found.append(_conversation(one, trees))
+        except UsageError as error:
+            raise UsageError(f"conversation {number}: {error}") from None
+        total += len(found[-1][1].tree.said)
+        if total > MAX_OF_ALL:
+            raise UsageError(f"it has more than {MAX_OF_ALL:,} messages: divide it")
+    return found
+
+
+def _conversation(values: object, trees: Sequence[str]) -> tuple[str, StoredConversation]:
+    one = _object(values)
+    id = one.get("id", "")
+    if not isinstance(id, str) or not (ID.fullmatch(id) or not id):
+        raise UsageError(f"its id is {_short(id)}: give up to 100 letters, digits, - and _")
+    settings = _object(one.get("settings", {}))
+    named = [(name, settings[name]) for name in NAMES if name in settings]
+    title, tree = clean("the title", one.get("title", ""), MAX_TITLE), _tree(one)
+    title = " ".join(CONTROLS.sub(" ", title).split())
+    return id, StoredConversation(
+        tree,
+        clean("the system prompt", one.get("system", "")).strip(),
+        {name: value for name, value in named if not refusal(name, value, trees)},
+        "" if title == title_of(tree) else title,
+        created := _time(one, "created_at", time.time()),
+        _time(one, "updated_at", created),
+    )
+
+
+def _tree(one: Mapping[str, Any]) -> MessageTree:
+    messages = [_said(values) for values in _list(one, "messages", MAX_MESSAGES)]
+    said = {message.id: message for message in sorted(messages, key=lambda message: message.id)}
+    if not messages or len(said) < len(messages):
+        raise UsageError("it has no messages, or two with one id")
+    leaf = one.get("shown", max(said))
+    tree = MessageTree(said, 0, max(said)).to_json()
+    try:
+        return MessageTree.from_json({**tree, "leaf": leaf})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _said(values: object) -> Said:
+    one = _object(values)
+    numbers = [one.get("id"), one.get("parent")]
+    if not all(type(number) is int and 0 <= number < MAX_ID for number in numbers):
+        raise UsageError("a message's id or parent is no whole number from 0")
+    if one.get("role") not in ROLES:
+        raise UsageError(f"a role is {_short(one.get('role'))}: give one of {', '.join(ROLES)}")
+    content = clean("a message", one.get("content"))
+    note, model = (clean(f"a {name}", one.get(name, ""), MAX_NOTE) for name in ("note", "model"))
+    figures = AnswerFigures(model) if model and one["role"] == "assistant" else None
+    return Said(*numbers, one["role"], content, note, figures=figures)
+
+
+def _time(one: Mapping[str, Any], name: str, usual: float) -> float:
+    """Unix time, never later than now. usual: where it is not given."""
+    value = usual if one.get(name) is None else one[name]
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise UsageError(f"{name} is {_short(value)}: give seconds since 1970")
+    return float(min(value, time.time()))
+
+
+def _short(value: object) -> str:
+    """A value for an error line, whatever it is."""
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else f"{value!r:.40}"
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"it has a {type(value).__name__} in the place of an object")
+    return value
+
+
+def _list(values: Mapping[str, Any], name: str, most: int) -> list[Any]:
+    found = values.get(name)
+    if not isinstance(found, list) or len(found) > most:
+        raise UsageError(f"its {name} are not a list of at most {most:,}")
+    return found

@@ -1,0 +1,94 @@
+"""`medusa-chat chat`: what a conversation in the terminal says, forgets and keeps."""
+
+import io
+import json
+import runpy
+import signal
+import sys
+import threading
+
+import pytest
+from support.scripted import ScriptedRunner
+
+from medusa_chat.cli import chat
+from medusa_chat.cli.main import main
+
+STORY, TEA = "Tell me a story about a fox", "How do I make tea?"
+
+
+def talk(monkeypatch, capsys, *lines, options=()):
+    """(what was answered, what was told beside it) after these lines."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    assert main(["chat", "--temperature", "0", *options]) == 0
+    return capsys.readouterr()
+
+
+def test_it_answers_as_generate_does_with_the_same_messages(monkeypatch, capsys, tmp_path):
+    said = talk(monkeypatch, capsys, STORY, TEA).out
+    file, first = tmp_path / "messages.json", []
+    for text in (STORY, TEA):
+        first.append({"role": "user", "content": text})
+        file.write_text(json.dumps(first))
+        assert main(["generate", "--messages", str(file)]) == 0
+        answer = capsys.readouterr().out
+        assert said.startswith(answer)
+        said = said[len(answer) :]
+        first.append({"role": "assistant", "content": answer.removesuffix("\n")})
+    assert said == ""
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """What answers instead of a model: it keeps the prompts, and can be slow."""
+    runner = ScriptedRunner(delay=0.001, prefill=0, steps=12)
+    monkeypatch.setattr(chat, "InProcess", lambda: runner)
+    return runner
+
+
+def roles(prompt):
+    return "".join(one["role"][0] for one in prompt)
+
+
+def test_commands_change_what_is_remembered_and_are_not_sent(scripted, monkeypatch, capsys):
+    lines = ("/regen", "one", "two", "/undo", "three", " ", "/regen", "/new", "four", "/quit", "5")
+    told = talk(monkeypatch, capsys, *lines, options=["--system", "Be short."]).err
+    assert [roles(prompt) for prompt in scripted.prompts] == ["su", "suau", "suau", "suau", "su"]
+    asked = [prompt[-1]["content"] for prompt in scripted.prompts]
+    assert asked == ["one", "two", "three", "three", "four"]
+    assert told.count("there is no answer to regenerate") == 1
+
+
+def test_a_message_that_begins_as_a_command_is_sent(scripted, monkeypatch, capsys):
+    lines = ("/etc/hosts: what is it?", "/news")
+    talk(monkeypatch, capsys, *lines)
+    assert [prompt[-1]["content"] for prompt in scripted.prompts] == list(lines)
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_it_said(scripted, monkeypatch, capsys):
+    scripted.delay, scripted.steps = 0.05, 400
+    stop = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    stop.start()
+    said = talk(monkeypatch, capsys, "a long one", "/undo").out
+    stop.join()
+    assert 1 < len(said.split()) < 400 and len(scripted.prompts) == 1
+    scripted.delay, scripted.steps = 0.001, 4
+    talk(monkeypatch, capsys, "one", "two")
+    assert roles(scripted.prompts[-1]) == "uau"
+
+
+def test_a_message_that_does_not_fit_is_told_and_forgotten(monkeypatch, capsys):
+    told = talk(monkeypatch, capsys, "word " * 3000, TEA, options=["--max-context", "128"])
+    assert "medusa-chat: " in told.err and "Here is how to make tea" in told.out
+
+
+def test_what_the_context_has_no_room_for_is_told(monkeypatch, capsys):
+    options = ["--max-context", "160", "--max-new-tokens", "40"]
+    told = talk(monkeypatch, capsys, *[STORY, TEA] * 3, options=options)
+    assert "of the oldest messages are left out" in told.err
+    assert told.out.count("Here is how to make tea") == 3
+
+
+@pytest.mark.parametrize(("system", "keys"), [("win32", "Ctrl-Z, Enter"), ("linux", "Ctrl-D")])
+def test_the_help_names_the_keys_that_end_the_input_here(monkeypatch, system, keys):
+    monkeypatch.setattr(sys, "platform", system)
+    assert f"/quit or {keys} ends" in runpy.run_path(chat.__file__)["HELP"]

@@ -1,0 +1,152 @@
+"""Tiny random models of the families of GGUF files, and what llama.cpp's converter makes of them.
+
+The rules are those of its conversion/*.py, one by one, so that they are independent of ours.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gguf
+import torch
+import transformers
+
+from support.families import COMMON, tiny
+
+WINDOWED = {"sliding_window": 16, "num_hidden_layers": 5}
+NO_WINDOW = {"sliding_window": None, "layer_types": ["full_attention"] * 2}
+FEW = {"num_experts_per_tok": 2}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
+BY_POSITION = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+SCALES = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.5,
+}
+OLMO3 = {"full_attention": YARN | {"attention_factor": 1.2}, "sliding_attention": None}
+OLMO3["sliding_attention"] = {"rope_type": "default", "rope_theta": 10_000.0}
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # model_type -> class, and its config
+    "gemma": ("Gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "granite": ("Granite", SCALES),
+    "granitemoe": ("GraniteMoe", SCALES | FEW | {"num_local_experts": 4}),
+    "mixtral": ("Mixtral", FEW | {"num_local_experts": 4, "head_dim": 8}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        FEW
+        | {"num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 16},
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        FEW
+        | {
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", WINDOWED | {"rope_parameters": OLMO3}),
+    "olmoe": ("Olmoe", FEW | {"num_experts": 4}),
+    "cohere": ("Cohere", {"tie_word_embeddings": True, "logit_scale": 3.0}),
+    "cohere2": ("Cohere2", WINDOWED | {"tie_word_embeddings": True, "logit_scale": 3.0}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "exaone4": ("Exaone4", {"head_dim": 16} | NO_WINDOW),
+    "seed_oss": ("SeedOss", {"head_dim": 16}),
+    "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": YARN | BY_POSITION}),
+}
+# general.architecture, where it is not the model_type
+NAMES = {
+    **{"gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "ministral3": "mistral3"},
+    **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "cohere": "command-r"},
+}
+LLAMAS = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # kin of LlamaModel
+
+
+def tiny_of(family: str, values: Mapping[str, Any]) -> Any:
+    """A random model in fp32. values: of its config, over its own."""
+    if family not in MODELS:
+        return tiny(family, **values)
+    name, own = MODELS[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**COMMON | dict(own) | dict(values))
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    return model.eval().requires_grad_(False)
+
+
+def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
+    """The metadata that not every family has. name: general.architecture."""
+    if (window := getattr(config, "sliding_window", None)) and name not in (
+        "smollm3",
+        "qwen2moe",
+        "qwen3moe",
+    ):
+        writer.add_sliding_window(window)
+    if name in ("olmo2", "exaone4") and window:
+        kinds = config.layer_types
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    if name in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if name.startswith("granite"):
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if count := getattr(config, "num_local_experts", getattr(config, "num_experts", None)):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if name in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if name == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if name == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    _rope(writer, config.rope_parameters)
+
+
+def _rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
+    near = rope.get("sliding_attention", {}).get("rope_theta")
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if near is not None:
+        writer.add_rope_freq_base_swa(near)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if "attention_factor" in rope:
+        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def as_published(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that the converter hands to its table of names: experts stacked, the gates of all
+    apart from their ups."""
+    where, _, kind = name.rpartition(".")
+    where = where.replace("block_sparse_moe", "mlp")
+    if kind == "gate_up_proj":
+        gate, up = tensor.chunk(2, dim=1)
+        yield f"{where}.gate_proj.weight", gate
+        yield f"{where}.up_proj.weight", up
+    elif where.endswith("experts"):
+        yield f"{where}.{kind}.weight", tensor
+    elif where.endswith("shared_expert_gate"):
+        yield name, tensor.squeeze()
+    elif where.endswith("mlp.router"):
+        yield f"{where.removesuffix('router')}gate.{kind}", tensor
+    else:
+        yield name, tensor

@@ -1,0 +1,163 @@
+"""The page over a link that loses, delays and reorders what goes over it."""
+
+import pytest
+from support.page import send, wait_end
+from support.waiting import wait_for
+
+
+def fates(tab, event: str, *hows: str) -> list[str]:
+    """What becomes of the next posts of an event, "stop.click" as an example, in this order; those
+    after them arrive. Returns what is left of them. lost: nothing arrives. unanswered: the answer
+    is lost. refused: a gateway says that the server cannot be reached."""
+    left = list(hows)
+    number = tab.evaluate(
+        """event => {
+          const [name, kind] = event.split('.');
+          const { components, dependencies } = gradio_config;
+          const id = components.find((one) => one.props.elem_id === name).id;
+          return dependencies.find((one) =>
+            one.targets.some(([of, by]) => of === id && by === kind)).id;
+        }""",
+        event,
+    )
+
+    def meet(route):
+        if not left or f'"fn_index":{number},' not in (route.request.post_data or ""):
+            return route.continue_()
+        how = left.pop(0)
+        if how == "unanswered":
+            route.fetch()
+        if how == "refused":
+            return route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
+        return route.abort()
+
+    tab.route("**/run/predict*", meet)
+    return left
+
+
+def rows(tab, count: int) -> None:
+    tab.wait_for_function(
+        "n => document.querySelectorAll('#history .message-row').length === n", arg=count
+    )
+
+
+@pytest.fixture
+def watched(quick, open_tab):
+    """A tab that says whether it was loaded again."""
+    tab = open_tab()
+    tab.evaluate("window.isSame = true")
+    yield tab
+    assert tab.evaluate("window.isSame"), "the page was loaded again"
+    tab.unroute_all()
+
+
+def type_and_enter(tab, text: str) -> None:
+    tab.fill("#box textarea", text)
+    tab.press("#box textarea", "Enter")
+
+
+@pytest.mark.parametrize("how", ["lost", "unanswered", "refused"])
+def test_a_message_is_sent_once_whatever_is_lost_of_it(quick, watched, how):
+    tab = watched
+    left = fates(tab, "box.submit", how, how)
+    type_and_enter(tab, "hello")
+    tab.press("#box textarea", "Enter")  # while the first one is under way
+    rows(tab, 2)
+    wait_end(tab)
+    tab.wait_for_function("!document.querySelector('#box textarea').value")
+    assert not left and [turns[-1]["content"] for turns in quick.prompts] == ["hello"]
+
+
+def test_what_is_done_in_a_row_is_done_in_turn(quick, watched):
+    """New chat, slow, and a message before it was answered: the message is the new chat's."""
+    tab = watched
+    type_and_enter(tab, "the first")
+    rows(tab, 2)
+    wait_end(tab)
+    left = fates(tab, "clear.click", "lost")
+    tab.click("#clear")
+    type_and_enter(tab, "the second")
+    tab.locator("#history .as-typed").get_by_text("the second").wait_for()
+    rows(tab, 2)
+    assert not left and [len(turns) for turns in quick.prompts] == [1, 1]
+
+
+def test_stop_is_not_lost(runner, monkeypatch, watched):
+    monkeypatch.setattr(runner, "steps", 5000)
+    tab = watched
+    send(tab, "hello")
+    left = fates(tab, "stop.click", "refused")
+    tab.click("#stop")
+    wait_end(tab)
+    assert not left
+
+
+def test_a_stream_that_has_died_is_begun_anew(quick, watched, monkeypatch):
+    """A connection may end without a word: no byte comes, and no failure."""
+    tab, held = watched, []
+
+    def meet(route):
+        if held:
+            route.continue_()
+        held.append(route)
+
+    monkeypatch.setattr(quick, "hold_at", 2)
+    tab.route("**/live", meet)
+    with tab.expect_request("**/live"):
+        type_and_enter(tab, "hello")
+    monkeypatch.setattr(quick, "hold_at", None)
+    rows(tab, 2)
+    wait_end(tab)
+
+
+def test_a_server_that_is_out_of_reach_for_a_while_is_told_in_a_line(quick, watched):
+    tab = watched
+    tab.route("**/gradio_api/**", lambda route: route.abort())
+    type_and_enter(tab, "hello")
+    tab.wait_for_selector("#lost >> text=No connection to medusa-chat")
+    tab.locator("#box textarea").press_sequentially(" and more")
+    tab.unroute("**/gradio_api/**")
+    rows(tab, 2)
+    wait_end(tab)
+    tab.wait_for_function("document.querySelector('#box textarea').value === ' and more'")
+    tab.wait_for_selector("#lost", state="hidden")
+    assert [turns[-1]["content"] for turns in quick.prompts] == ["hello"]
+
+
+def test_a_message_that_arrived_is_no_draft_when_the_page_is_loaded_again(quick, open_tab):
+    tab = open_tab(is_new=True)
+
+    def meet(route):
+        is_message = '"hello"' in (route.request.post_data or "")
+        return route.fetch() if is_message else route.continue_()  # it arrives, and no answer does
+
+    tab.route("**/run/predict*", meet)
+    with tab.expect_request(lambda one: '"hello"' in (one.post_data or "")):
+        type_and_enter(tab, "hello")
+    tab.locator("#box textarea").press_sequentially(" more")
+    wait_for(lambda: quick.prompts and len(quick.last) == quick.steps)
+    tab.reload()
+    rows(tab, 2)
+    tab.wait_for_function("document.querySelector('#box textarea')?.value === ' more'")
+    tab.wait_for_function("!sessionStorage.getItem('medusa-draft')")
+    assert tab.input_value("#box textarea") == " more" and len(quick.prompts) == 1
+
+
+def test_a_message_that_was_refused_can_be_sent_again(quick, watched):
+    """No view tells of what a guard before Gradio refuses."""
+    tab, refused = watched, []
+
+    def meet(route):
+        if '"hello"' not in (route.request.post_data or "") or refused:
+            return route.continue_()
+        refused.append(route)
+        return route.fulfill(status=413, body="it is too large")
+
+    tab.route("**/run/predict*", meet)
+    with tab.expect_response(lambda found: found.status == 413):
+        type_and_enter(tab, "hello")
+    tab.wait_for_selector("#notices button:has-text('it is too large')")
+    tab.press("#box textarea", "Enter")
+    rows(tab, 2)
+    wait_end(tab)
+    assert refused and len(quick.prompts) == 1
