@@ -350,11 +350,16 @@ def send(tab, text: str) -> None:
 
 def wait_end(tab) -> None:
     """Wait until the last answer stands in the conversation and none runs: on a busy machine a
-    message stands there before Stop does."""
+    message stands there before Stop does, and its row before its text, for which Gradio may have
+    to read the part that draws formulas."""
     tab.wait_for_function(
-        """() => !document.querySelector('#stop')?.checkVisibility() &&
-          document.querySelector('#send')?.checkVisibility() &&
-          ![...document.querySelectorAll('#history .message-row')].pop()?.matches('.user-row')"""
+        """() => {
+          const last = [...document.querySelectorAll('#history .message-row')].pop();
+          return !document.querySelector('#stop')?.checkVisibility() &&
+            document.querySelector('#send')?.checkVisibility() &&
+            !last?.matches('.user-row') &&
+            last?.querySelector('.message-content')?.innerText.trim() !== '';
+        }"""
     )
     drawn_frames(tab, 2)  # what our scripts draw of the same view comes a frame later
 
