@@ -14,6 +14,8 @@ STATE = """() => ({
   waiting: document.querySelector('.next-line')?.innerText,
   isStopVisible: document.querySelector('#stop')?.checkVisibility(),
   notices: document.querySelector('#notices')?.innerText,
+  list: [...document.querySelectorAll('.chat-row-title')].map(node => node.textContent),
+  compared: document.querySelector('.compare-status')?.innerText,
 })"""
 
 

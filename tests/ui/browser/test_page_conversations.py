@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.page import (
+    answered,
     ask,
     drawn_frames,
     last_answer,
@@ -70,7 +71,8 @@ def listed(tab, *titles):
 def empty_list(tab):
     while tab.locator(".chat-row").count():
         count = tab.locator(".chat-row").count()
-        tab.locator(".chat-row-delete").first.evaluate("node => node.click()")
+        with answered(tab, "conversations"):  # a reload would take back what has not left yet
+            tab.locator(".chat-row-delete").first.evaluate("node => node.click()")
         tab.wait_for_function("n => document.querySelectorAll('.chat-row').length < n", arg=count)
     tab.wait_for_selector("#examples", state="visible")
 
