@@ -8,7 +8,7 @@ but holds the whole model and walks the metadata in Python several times: 50 of 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat.checkpoints.layouts.gguf_config import family_of
-from medusa_chat.checkpoints.layouts.gguf_names import renamed, shapes
+from medusa_chat.checkpoints.layouts.gguf_names import TURNED, renamed, shapes
 from medusa_chat.checkpoints.layouts.gguf_parts import read_gguf
 from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader
 from medusa_chat.checkpoints.layouts.source import LocalFolder
@@ -31,7 +31,7 @@ DTYPES = {
     "fp16": (torch.float16, "F16", 2),
 }
 PIECE = 1 << 22  # weights that are unpacked at once: 16 MB of fp32, and as much beside it
-TURNED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # queries and keys reordered
+PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # queries and keys reordered
 THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -60,7 +60,7 @@ class GgufWeights:
         """Refuse tensors that are not those of the model, which transformers would leave out, or
         make up at random. Raises ModelError."""
         expected = _expected(config, self.file)
-        found = shapes(self.header, self.names)
+        found = self._shapes
         if odd := sorted(found.keys() ^ expected.keys()):
             lacks = "lacks" if odd[0] in expected else "holds the tensor"
             why = "" if odd[0] in expected else f", which {config['model_type']} has no place for"
@@ -73,10 +73,14 @@ class GgufWeights:
                 )
 
     @property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return shapes(self.header, self.names, self.family)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the weights when they are written."""
         size = DTYPES[self.precision][2]
-        return size * sum(map(math.prod, shapes(self.header, self.names).values()))
+        return size * sum(map(math.prod, self._shapes.values()))
 
     def write(self, path: Path) -> Iterator[int]:
         """Write a safetensors file; yields how many bytes of it are there, now and then."""
@@ -98,7 +102,7 @@ class GgufWeights:
         _, name, size = DTYPES[self.precision]
         table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         start = 0
-        for place, shape in shapes(self.header, self.names).items():
+        for place, shape in self._shapes.items():
             end = start + size * math.prod(shape)
             table[place] = {"dtype": name, "shape": shape, "data_offsets": [start, end]}
             start = end
@@ -109,21 +113,31 @@ class GgufWeights:
     def _pieces(self) -> Iterator[tuple[Any, ...]]:
         """What _unpacked takes, for some rows at a time."""
         dtype = DTYPES[self.precision][0]
-        for name, part, parts in self._parts():
-            tensor = self.header.tensors[name]
+        for names, part, parts in self._parts():
+            name, kinds = names[0], [self.header.tensors[name].type for name in names]
             added = 1.0 if self.family.startswith("gemma") and name.endswith("norm.weight") else 0.0
-            for rows in self.rows(name, part, parts):
-                yield rows, tensor.type, dtype, added, f"{self.file}: tensor {name}"
+            is_turned = self._is_turned(name)
+            pieces: list[Iterable[np.ndarray]] = [self.rows(name, part, parts) for name in names]
+            if is_turned:
+                pieces = [[np.concatenate(list(rows))] for rows in pieces]
+            for rows in zip(*pieces, strict=True):
+                stored = list(zip(rows, kinds, strict=True))
+                yield stored, dtype, added, is_turned, f"{self.file}: tensor {name}"
 
-    def _parts(self) -> Iterator[tuple[str, int, int]]:
-        """(tensor of the file, which part of it, of how many) in the order in which they are
-        written: whole ones, and for each expert its gate before its up."""
+    def _is_turned(self, name: str) -> bool:
+        return self.family in TURNED and "_exps." in name
+
+    def _parts(self) -> Iterator[tuple[Sequence[str], int, int]]:
+        """(tensors of the file, which part of them, of how many) in the order in which they are
+        written: whole ones, and for each expert its gate before its up, or both at once."""
         together: dict[str, list[str]] = {}
         for name, place in self.names.items():
             together.setdefault(place, []).append(name)
-        for names in together.values():
-            parts = self.header.tensors[names[0]].shape[0] if len(names) > 1 else 1
-            yield from ((name, part, parts) for part in range(parts) for name in sorted(names))
+        for names in map(sorted, together.values()):
+            is_turned = self._is_turned(names[0])
+            apart = [names] if is_turned else [[name] for name in names]
+            parts = self.header.tensors[names[0]].shape[0] if is_turned or len(names) > 1 else 1
+            yield from ((few, part, parts) for part in range(parts) for few in apart)
 
     def rows(self, name: str, part: int = 0, parts: int = 1) -> Iterator[np.ndarray]:
         """The rows of a tensor as they are stored, uint8 [rows, bytes of a row], or of one of so
@@ -146,7 +160,7 @@ class GgufWeights:
 
     def _turned_heads(self, name: str) -> int:
         """How many heads of a tensor have their rows in llama.cpp's order; 0 for none."""
-        if self.family not in TURNED:
+        if self.family not in PAIRED:
             return 0
         return self.heads[0] if ".attn_q." in name else self.heads[1] if ".attn_k." in name else 0
 
@@ -171,14 +185,18 @@ def _turned_back(stored: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(stored.shape)
 
 
-def _unpacked(stored: np.ndarray, kind: int, dtype: torch.dtype, added: float, what: str) -> bytes:
-    """The numbers of some rows, in dtype. what: they are of. Raises ModelError for what is none."""
-    import gguf  # only who has such a file needs it
-
-    if TYPES[kind][1] == 1:  # numbers, not blocks: of a vector, one to a row
-        stored = stored.reshape(-1)
-    with np.errstate(all="ignore"):
-        values = gguf.dequantize(stored, gguf.GGMLQuantizationType(kind))
+def _unpacked(
+    stored: Sequence[tuple[np.ndarray, int]],
+    dtype: torch.dtype,
+    added: float,
+    is_turned: bool,
+    what: str,
+) -> bytes:
+    """The numbers of some rows, in dtype. stored: the rows and their type; is_turned: of an expert
+    all, column by column, of its gate and of its up in turn. what: they are of. Raises ModelError
+    for what is none."""
+    parts = [_numbers(rows, kind) for rows, kind in stored]
+    values = np.stack([part.T for part in parts], -1) if is_turned else parts[0]
     if not np.isfinite(values).all():
         raise ModelError(f"{what} holds values that are no numbers: fetch the file again")
     if added:
@@ -186,3 +204,13 @@ def _unpacked(stored: np.ndarray, kind: int, dtype: torch.dtype, added: float, w
     with torch.no_grad():
         found = torch.from_numpy(np.require(values, np.float32, "W")).to(dtype)
     return found.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _numbers(stored: np.ndarray, kind: int) -> np.ndarray:
+    import gguf  # only who has such a file needs it
+
+    count = len(stored)
+    if TYPES[kind][1] == 1:  # numbers, not blocks: of a vector, one to a row
+        stored = stored.reshape(-1)
+    with np.errstate(all="ignore"):
+        return gguf.dequantize(stored, gguf.GGMLQuantizationType(kind)).reshape(count, -1)

@@ -61,12 +61,19 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # model_type -> class, 
     "glm4": ("Glm4", {"head_dim": 16}),
     "exaone4": ("Exaone4", {"head_dim": 16} | NO_WINDOW),
     "seed_oss": ("SeedOss", {"head_dim": 16}),
+    "gpt_oss": (
+        "GptOss",
+        FEW
+        | {"num_local_experts": 4, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 3}
+        | {"rope_parameters": YARN | {"truncate": False}},
+    ),
     "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": YARN | BY_POSITION}),
 }
 # general.architecture, where it is not the model_type
 NAMES = {
     **{"gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "ministral3": "mistral3"},
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "cohere": "command-r"},
+    "gpt_oss": "gpt-oss",
 }
 LLAMAS = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # kin of LlamaModel
 
@@ -104,6 +111,8 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     if count := getattr(config, "num_local_experts", getattr(config, "num_experts", None)):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if name in ("qwen2moe", "qwen3moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if name == "qwen2moe":
@@ -150,3 +159,17 @@ def as_published(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.T
         yield f"{where.removesuffix('router')}gate.{kind}", tensor
     else:
         yield name, tensor
+
+
+def as_gpt_oss(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of gpt-oss, whose experts have biases, and each gate's column before its up's."""
+    where, _, kind = name.rpartition(".")
+    ending = "bias" if kind.endswith("_bias") else "weight"
+    rows = tensor.transpose(-1, -2) if tensor.ndim == 3 else tensor
+    if kind.startswith("gate_up_proj"):
+        yield f"{where}.gate_proj.{ending}", rows[:, ::2]
+        yield f"{where}.up_proj.{ending}", rows[:, 1::2]
+    elif kind.startswith("down_proj"):
+        yield f"{where}.down_proj.{ending}", rows
+    else:
+        yield name + (".weight" if kind == "sinks" else ""), tensor

@@ -15,7 +15,7 @@ import torch
 from tokenizers import pre_tokenizers
 
 from support.checkpoints import TEMPLATE
-from support.gguf_families import LLAMAS, NAMES, as_published, own_keys, tiny_of
+from support.gguf_families import LLAMAS, NAMES, as_gpt_oss, as_published, own_keys, tiny_of
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "he", "<|im_start|>", "<|im_end|>", "<pad>"]
@@ -78,7 +78,8 @@ def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found = {}
     state = model.state_dict().items()
-    for key, tensor in (one for pair in state for one in as_published(*pair)):
+    published = as_gpt_oss if name == "gpt-oss" else as_published
+    for key, tensor in (one for pair in state for one in published(*pair)):
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         place = table.get_name(key, try_suffixes=(".weight", ".bias"))

@@ -121,8 +121,9 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
     files = parts_of(path.rpartition("/")[2])
     config = gguf_config(header, folder.source, path)
     refuse_odd_config(config, where)
-    names = renamed(header, family_of(header, where), where)
-    refuse_misfits(entries(header, names), config, where)
+    family = family_of(header, where)
+    names = renamed(header, family, where)
+    refuse_misfits(entries(header, names, family), config, where)
     return BackboneFiles(
         folder=folder.folder,
         config=config,

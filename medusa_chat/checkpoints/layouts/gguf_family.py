@@ -31,6 +31,7 @@ CLASSES = {  # model_type and class in transformers, by the family's name in a G
     "command-r": ("cohere", "CohereForCausalLM"),
     "cohere2": ("cohere2", "Cohere2ForCausalLM"),
     "seed_oss": ("seed_oss", "SeedOssForCausalLM"),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
 }
 VARIANTS = (  # another class where a file of the family has this key
     ("llama", "expert_count", ("mixtral", "MixtralForCausalLM")),
@@ -49,6 +50,7 @@ READ = {  # keys that are read for these families alone
     "qwen2moe": ("expert_count",),
     "qwen3moe": ("expert_count",),
     "olmoe": ("expert_count",),
+    "gpt-oss": ("expert_count",),
     "granite": tuple(MULTIPLIERS.values()),
     "granitemoe": ("expert_count", *MULTIPLIERS.values()),
     "command-r": ("logit_scale",),
@@ -56,7 +58,7 @@ READ = {  # keys that are read for these families alone
     "mistral3": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
 }
 CENTRED = ("command-r", "cohere2")  # families whose norms subtract the mean
-WINDOWED = ("mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4")
+WINDOWED = ("mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4", "gpt_oss")
 MIXED = ("olmo3", "cohere2", "exaone4")  # of these every fourth layer has no window
 BIASES = {  # by the tensor that tells whether there are some
     "attention_bias": "blk.0.attn_q.bias",
@@ -70,7 +72,7 @@ BIASED = {  # which of them a family's config has
     "seed_oss": tuple(BIASES),
 }
 EXPERTS = {  # model_type -> its name for the count of experts
-    **dict.fromkeys(("mixtral", "granitemoe"), "num_local_experts"),
+    **dict.fromkeys(("mixtral", "granitemoe", "gpt_oss"), "num_local_experts"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), "num_experts"),
 }
 NARROW = {  # widths of one expert, and of the one that every token has

@@ -25,10 +25,8 @@ SHARED = {
 }
 ONE_NORM = SHARED | {"ffn_norm": "post_attention_layernorm"}
 QUERY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+LATE_NORM = {"post_attention_norm": "post_attention_layernorm"}
+POST_NORMS = LATE_NORM | {"post_ffw_norm": "post_feedforward_layernorm"}
 FOUR_NORMS = SHARED | POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
 GLM_NORMS = ONE_NORM | {
     "post_attention_norm": "post_self_attn_layernorm",
@@ -48,6 +46,8 @@ EVERY = {  # the expert that every token has
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+SINKS = {"attn_sinks": "self_attn.sinks"}
+ROUTED = EXPERTS | {"ffn_gate_inp": "mlp.router"}
 SPARSE = {"ffn_gate_inp": "block_sparse_moe.router"}
 SPARSE |= {key: f"block_sparse_moe.{name}" for key, name in STACKED.items()}
 INSIDE: Mapping[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
@@ -70,8 +70,11 @@ INSIDE: Mapping[str, Mapping[str, str]] = {  # by the family's name in a GGUF fi
     "exaone4": SHARED | POST_NORMS | QUERY_NORMS,
     "command-r": SHARED,
     "cohere2": SHARED,
-    "seed_oss": SHARED | {"post_attention_norm": "post_attention_layernorm"},
+    "seed_oss": SHARED | LATE_NORM,
+    "gpt-oss": SHARED | LATE_NORM | SINKS | ROUTED,
 }
+PARAMETERS = (*STACKED.values(), *SINKS.values())  # no modules: their names end without a kind
+TURNED = ("gpt-oss",)  # transformers has experts as [in, out], each gate's column before its up's
 # frequencies of the rotary embedding, which become part of the config (gguf_rope.py)
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -96,11 +99,15 @@ def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
 
 
 def _in_layer(layer: str, inside: str, kind: str) -> str:
-    stacked = inside.endswith(tuple(STACKED.values()))  # a parameter, not a module
-    return f"model.layers.{layer}.{inside}" + ("" if stacked else f".{kind}")
+    bare = {"weight": "", "bias": "_bias"}
+    return f"model.layers.{layer}.{inside}" + (
+        bare[kind] if inside.endswith(PARAMETERS) else f".{kind}"
+    )
 
 
-def shapes(header: GgufHeader, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+def shapes(
+    header: GgufHeader, names: Mapping[str, str], family: str
+) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor as transformers names it, in the order in which they are written;
     of gates and ups that do not fit each other ()."""
     found: dict[str, tuple[int, ...]] = {}
@@ -109,12 +116,14 @@ def shapes(header: GgufHeader, names: Mapping[str, str]) -> dict[str, tuple[int,
         if SHARED_GATE in name and len(shape) == 1:
             shape = (1, *shape)
         if place in found:
-            fits = found[place] == shape and len(shape) == 3
-            shape = (shape[0], 2 * shape[1], shape[2]) if fits else ()
+            fits = found[place] == shape and len(shape) > 1
+            shape = (shape[0], 2 * shape[1], *shape[2:]) if fits else ()
         found[place] = shape
+    if family in TURNED:
+        return {place: (*shape[:1], *shape[:0:-1]) for place, shape in found.items()}
     return found
 
 
-def entries(header: GgufHeader, names: Mapping[str, str]) -> dict[str, Entry]:
+def entries(header: GgufHeader, names: Mapping[str, str], family: str) -> dict[str, Entry]:
     """The tensors as transformers names them, with their shapes."""
-    return {place: Entry("F32", shape) for place, shape in shapes(header, names).items()}
+    return {place: Entry("F32", shape) for place, shape in shapes(header, names, family).items()}

@@ -48,6 +48,8 @@ def rope_parameters(
     if family in PARTIAL and type(turned) is int and 0 < turned <= width:
         found |= {"partial_rotary_factor": turned / width}
     parameters = {"rope_type": "default", "rope_theta": base} | found
+    if kind == "gpt_oss":
+        parameters["truncate"] = False
     if kind == "ministral3":
         if parameters["rope_type"] != "yarn":
             raise _unknown(where, "by position, without YaRN")
