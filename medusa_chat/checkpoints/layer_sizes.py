@@ -9,17 +9,19 @@ LARGEST = 10_000_000
 # families whose MLP has two matrices; the others have a gate as well
 UNGATED = set(
     "gpt2 gpt_neox gptj gpt_bigcode codegen falcon phi opt xglm biogpt starcoder2 nemotron arcee "
-    "apertus nanochat persimmon".split()
+    "apertus nanochat persimmon jais2".split()
 )
 # families in which every attention head has keys and values of its own, whatever the config says
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt", "biogpt", "persimmon"}
 GATED_ATTENTION = {"afmoe"}
 ROUTED_QUERIES = {"jetmoe"}  # an expert has queries, and what they become, as well as an MLP
-SHARED_WHOLE = {"hunyuan_v1_moe"}  # an MLP of the dense width stands beside the experts
+TWICE = {"longcat_flash"}  # a layer has two attentions, two MLPs, and experts beside one of them
+SHARED_WHOLE = {"hunyuan_v1_moe"} | TWICE  # an MLP of the dense width stands beside the experts
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+NARROW = ("moe_intermediate_size", "expert_ffn_hidden_size")
 INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 
@@ -76,7 +78,7 @@ def mlp_weights(config: Mapping[str, Any], hidden: int, layers: int) -> tuple[in
     experts = number(config, *EXPERTS, default=0, least=0)
     if not experts or config.get("is_moe") is False:
         return inner, layers * matrices * hidden * inner, 0
-    narrow = number(config, "moe_intermediate_size", default=inner, least=0) or inner
+    narrow = number(config, *NARROW, default=inner, least=0) or inner
     count = number(config, *SHARED, default=0, least=0)
     shared = number(config, *SHARED_WIDTH, default=count * narrow, least=0)
     shared = inner if family in SHARED_WHOLE else shared
@@ -94,7 +96,8 @@ def _mixed_layers(config: Mapping[str, Any], layers: int) -> int:
     kinds = config.get("mlp_layer_types")
     if isinstance(kinds, list):
         return min(layers, kinds.count("sparse"))
-    every = number(config, "decoder_sparse_step", default=1)
+    usual = 2 if config.get("model_type") in TWICE else 1
+    every = number(config, "decoder_sparse_step", default=usual)
     listed = config.get("mlp_only_layers")
     plain = listed if isinstance(listed, list) else ()
     first = number(config, *DENSE, default=0, least=0)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.checkpoints.layer_sizes import (
+    TWICE,
     attention_weights,
     key_value_heads,
     mlp_weights,
@@ -60,6 +61,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     is_quantised = bool(config.get("quantization_config"))
     hidden = number(config, "hidden_size", "n_embd", "d_model")
     layers = number(config, "num_hidden_layers", "n_layer", "num_layers")
+    layers *= 2 if config.get("model_type") in TWICE else 1
     heads = number(config, "num_attention_heads", "n_head", "attention_heads")
     vocabulary = number(config, "vocab_size")
     width = config.get("head_dim") or config.get("kv_channels") or hidden // heads

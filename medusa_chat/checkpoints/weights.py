@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, modeling_utils
+from transformers import conversion_mapping as layouts
 from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
@@ -124,6 +125,7 @@ def _half(device: torch.device, config: Any) -> torch.dtype:
 def _read(folder: Path, backbone: Path, **options: Any) -> Any:
     """The model whose safetensors files lie in `folder`. backbone: the folder that messages name.
     Raises ModelError."""
+    _know_turned_experts()
     try:
         with _silent(), _in_pieces():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -153,6 +155,13 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
     model._weight_conversions = None  # or save_pretrained would write the names of the files
     hold(model)
     return model
+
+
+def _know_turned_experts() -> None:
+    """Let Qwen3's mixtures be read of files as Qwen3-VL's are published: experts as [in, out]."""
+    own, more = map(layouts.get_checkpoint_conversion_mapping, ("qwen3_moe", "qwen3_vl_moe"))
+    both = [*own, *more]
+    layouts.register_checkpoint_conversion_mapping("Qwen3MoeForCausalLM", both, overwrite=True)
 
 
 def _unify(model: Any, dtype: torch.dtype) -> None:

@@ -28,11 +28,10 @@ class Backbone:
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
-        if needs_eager(self.config):
+        if needs_eager(model):
             implementation = "eager"
         self.attend_by(implementation)
         fix_frequencies(model, context)
-        self.decoder: Any = lean_decoder(self.model.get_decoder(), implementation)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         self.rows = Rows()  # what reads its logits; a load on CUDA puts kernels there
         parameters = list(model.parameters())
@@ -43,7 +42,9 @@ class Backbone:
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
-        shapes = layer_shapes(self.model.get_decoder(), self.config, self.device)
+        decoder = self.model.get_decoder()
+        shapes = layer_shapes(decoder, self.config, self.device)
+        self.decoder: Any = lean_decoder(decoder, implementation)
         self.cache = KVCache(shapes, context + MAX_NODES, self.dtype)
 
     def attend_by(self, implementation: str) -> None:

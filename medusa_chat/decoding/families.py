@@ -4,10 +4,10 @@ from typing import Any
 
 from medusa_chat.errors import ModelError
 
-LAYER_KINDS = {"full_attention", "sliding_attention"}
+LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 # families with a recurrent state, which cannot branch, and with ALiBi, a bias by distance
 RECURRENT = (
-    "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma granitemoehybrid "
+    "mamba mamba2 falcon_mamba rwkv jamba bamba zamba zamba2 recurrent_gemma "
     "lfm2 lfm2_moe qwen3_next qwen3_5 qwen3_5_moe nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
 ALIBI = ("bloom", "mpt")
@@ -39,11 +39,13 @@ def refuse_unfit(config: Any) -> None:
     raise ModelError(f"model family {family} is not supported: {why}")
 
 
-def needs_eager(config: Any) -> bool:
-    """Whether the family changes attention scores in a way that only its eager attention
-    applies."""
+def needs_eager(model: Any) -> bool:
+    """Whether a model changes attention scores in a way that only its own eager attention applies:
+    a cap, sinks (gpt-oss, Granite SWA), or what its family has."""
+    config = model.config.get_text_config()
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return capped or config.model_type in ("gpt_oss", "gptj", "falcon")
+    has_sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    return capped or has_sinks or config.model_type in ("gptj", "falcon")
 
 
 def windows(config: Any) -> tuple[int | None, ...]:

@@ -160,9 +160,9 @@ class KVCache:
 def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]:
     """Shapes of each layer's keys and values, in turn, from a pass over one token. Raises
     ModelError for a family that has none."""
-    cache = DynamicCache(config=config)
     probe = torch.zeros(1, 1, dtype=torch.long, device=device)
     with refused(config, "a pass over one token fails"):
+        cache = DynamicCache(config=config)
         decoder(input_ids=probe, past_key_values=cache, use_cache=True)
     read = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
     if not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in read):

@@ -129,6 +129,6 @@ def _sequence_length(request: TrainRequest, text: Any) -> int:
 def read_model(setup: TrainingSetup) -> Any:
     """The frozen backbone with the fastest attention that takes our masks."""
     model = weights.read_model(setup.found, setup.config, setup.precision, setup.device)
-    if not needs_eager(setup.config.get_text_config()):
+    if not needs_eager(model):
         model.set_attn_implementation("sdpa")
     return model

@@ -103,9 +103,12 @@ def test_the_fastest_answer_counts_and_only_questions_that_all_answered():
     assert rows["other: same tokens"]["value"] == 0.5
 
 
-def test_a_gguf_file_in_bf16_has_the_same_metadata_and_weights(tmp_path):
-    file = write_gguf(tmp_path / "small.gguf", tiny_model(), "Q8_0")
-    before, after = gguf.GGUFReader(file), gguf.GGUFReader(write_as_bf16(file, tmp_path / "b.gguf"))
+@pytest.mark.parametrize("split", [0, 5])
+def test_a_gguf_file_in_bf16_has_the_same_metadata_and_weights(split, tmp_path):
+    whole = write_gguf(tmp_path / "small.gguf", tiny_model(), "Q8_0")
+    file = write_gguf(tmp_path / "parts.gguf", tiny_model(), "Q8_0", split=split)
+    before = gguf.GGUFReader(whole)
+    after = gguf.GGUFReader(write_as_bf16(file, tmp_path / "b.gguf"))
     told = {n: f.contents() for n, f in before.fields.items() if not n.startswith("GGUF.")}
     again = {n: f.contents() for n, f in after.fields.items() if not n.startswith("GGUF.")}
     assert json.dumps(told | {"general.file_type": 32}) == json.dumps(

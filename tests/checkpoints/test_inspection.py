@@ -244,7 +244,11 @@ COUNTED = {
     "doge": {"is_moe": False},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "gpt_bigcode": {"multi_query": True, "n_inner": 96},
+    "longcat_flash": LATENT
+    | {"ffn_hidden_size": 96, "expert_ffn_hidden_size": 32}
+    | {"n_routed_experts": 4, "moe_topk": 2, "zero_expert_num": 0},
     "arcee": {},
+    "jais2": {},
     "apertus": {},
     "nanochat": {},
 }

@@ -116,6 +116,20 @@ def test_other_versions_of_names_and_configs_are_read(family, rename, changed, t
     assert "each step runs by the pass in C" in " ".join(read.info.notes) or not compiler()
 
 
+def test_experts_are_read_as_qwen3_vl_is_published(tmp_path):
+    """As [in, out], where transformers writes them as [out, in]."""
+    model = write_vision_language(tmp_path, "qwen3-vl-moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    turned = {n: t.transpose(1, 2).contiguous() for n, t in tensors.items() if ".experts." in n}
+    assert len(turned) == 4
+    save_file(tensors | turned, tmp_path / "model.safetensors", {"format": "pt"})
+    assert not inspect(str(tmp_path)).problems
+    read = loaded(tmp_path)
+    tokens = read.tokenizer(PROMPT)["input_ids"]
+    found = answer(read, PROMPT, drafter="none", temperature=0.0, max_new_tokens=40)[-1]
+    assert found.token_ids == text_of(model, tokens, 40)
+
+
 @pytest.mark.parametrize("precision", ["int8", "nf4"])
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_it_is_rounded_and_kept_under_its_own_names(precision, native, tmp_path, monkeypatch):
@@ -235,7 +249,7 @@ def test_published_configs_are_counted_as_their_text_parts(parameters):
     [
         ("mllama", "mllama_text_model", "cross attention"),
         ("paligemma", "gemma", "attends a prompt both ways"),
-        ("glm4v", "glm4v_text", "not a model of its own"),
+        ("molmo2", "molmo2_text", "not a model of its own"),
         ("qwen3_5", "qwen3_5_text", "recurrent"),
         ("lfm2_vl", "lfm2", "recurrent"),
     ],

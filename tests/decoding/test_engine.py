@@ -5,19 +5,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, engine_of, tokens
-from support.families import BY_LENGTH, CONTEXT, FAMILIES, VOCABULARY, tiny
-from transformers import Qwen2Config
+from support.families import BY_LENGTH, COMMON, CONTEXT, FAMILIES, VOCABULARY, tiny
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen2Config
 
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled
-from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
+from medusa_chat.decoding.families import refuse_unfit, windows
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -382,11 +383,28 @@ def test_what_the_code_of_a_family_raises_is_one_line(kind, monkeypatch):
     ],
 )
 def test_families_that_cannot_work_are_refused_by_name(name, values, why):
-    import transformers
-
     config = getattr(transformers, f"{name}Config")(**values)
     with pytest.raises(ModelError, match=f"{config.model_type} is not supported: .*{why}"):
         refuse_unfit(config)
+
+
+def test_a_decoder_of_another_kind_is_refused_in_one_line():
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["modernbert-decoder"](**COMMON))
+    with pytest.raises(ModelError, match="is not supported: a pass over one token fails"):
+        Backbone(model, CONTEXT)
+
+
+def test_a_family_of_hybrids_is_read_where_all_layers_attend():
+    """Granite 4's dense models; a config.json calls such a layer "attention"."""
+    values = {"num_local_experts": 0, "shared_intermediate_size": 48, "mamba_n_heads": 8}
+    config = CONFIG_MAPPING["granitemoehybrid"](
+        **COMMON | values | {"layer_types": ["attention"] * 2, "position_embedding_type": "rope"}
+    )
+    backbone = Backbone(AutoModelForCausalLM.from_config(config).eval(), CONTEXT)
+    assert check_tree_step(backbone) < 1e-4
+    refuse_unfit(SimpleNamespace(model_type="granitemoehybrid", layer_types=["attention"] * 2))
+    with pytest.raises(ModelError, match="recurrent"):
+        refuse_unfit(SimpleNamespace(model_type="granitemoehybrid", layer_types=["mamba"]))
 
 
 def test_a_config_that_says_alibi_is_refused():
@@ -400,9 +418,20 @@ def test_a_window_that_is_switched_off_is_none():
     assert set(windows(on)) == {4} and set(windows(off)) == {None}
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "gptj", "falcon"])
-def test_families_that_change_scores_need_their_eager_attention(family):
-    assert needs_eager(SimpleNamespace(model_type=family))
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}),
+        ("granite_swa", {"sliding_window": 8}),
+        ("gptj", {"rotary_dim": 4}),
+        ("falcon", {"num_ln_in_parallel_attn": 1}),
+    ],
+)
+def test_models_that_change_scores_attend_by_their_eager_attention(name, values):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[name](**COMMON | values)
+    backbone = Backbone(AutoModelForCausalLM.from_config(config).eval(), CONTEXT)
+    assert backbone.implementation == "eager" and check_tree_step(backbone) < 1e-4
 
 
 def test_rounding_in_16_bits_is_not_told_as_a_fault_of_the_family(monkeypatch):

@@ -30,6 +30,9 @@ QWEN_VISION = {
     "out_hidden_size": TEXT["hidden_size"],
 }
 ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+HALF = ROPE | {"mrope_section": [1, 1], "partial_rotary_factor": 0.5}
+GLM_VISION = QWEN_VISION | {"intermediate_size": 16, "image_size": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 CLIP = {"model_type": "clip_vision_model", "projection_dim": 16}
 QWEN = {"rope_parameters": ROPE}, QWEN_VISION
@@ -50,6 +53,19 @@ FAMILIES = {
     "qwen3-vl": (
         *("Qwen3VL", {"head_dim": 8, "rope_parameters": ROPE | {"mrope_interleaved": True}}),
         QWEN_VISION | {"deepstack_visual_indexes": [0]},
+    ),
+    "qwen3-vl-moe": (
+        "Qwen3VLMoe",
+        EXPERTS | {"head_dim": 8, "rope_parameters": ROPE | {"mrope_interleaved": True}},
+        QWEN_VISION | {"deepstack_visual_indexes": [0]},
+    ),
+    "glm4v": ("Glm4v", {"head_dim": 8, "rope_parameters": HALF}, GLM_VISION),
+    "glm4v-moe": (
+        "Glm4vMoe",
+        EXPERTS
+        | {"n_routed_experts": 4, "head_dim": 8, "rope_parameters": HALF}
+        | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+        GLM_VISION,
     ),
     "gemma3": (
         *("Gemma3", MIXED | {"head_dim": 8, "tie_word_embeddings": True}),

@@ -4,12 +4,14 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.gguf_files import parts_of
 
 SCRIPT = ("benchmarks", "peer.py")  # of assets/; it is in a checkout only
 
@@ -78,21 +80,23 @@ def _run(command: Sequence[str]) -> None:
 
 
 def write_as_bf16(file: Path, output: Path) -> Path:
-    """A GGUF file with the same weights in bf16 (vectors in fp32), and the same metadata."""
+    """A GGUF file, of all its parts, with the same weights in bf16 (vectors in fp32), and the same
+    metadata."""
     import gguf  # all else works without it
 
-    reader = gguf.GGUFReader(file)
+    readers = [gguf.GGUFReader(file.with_name(name)) for name in parts_of(file.name)]
+    reader = readers[0]
     architecture = reader.fields[gguf.Keys.General.ARCHITECTURE].contents()
     writer = gguf.GGUFWriter(output, architecture)
     left_out = (gguf.Keys.General.ARCHITECTURE, gguf.Keys.General.FILE_TYPE)
     for name, entry in reader.fields.items():
-        if name in left_out or name.startswith("GGUF."):
+        if name in left_out or name.startswith(("GGUF.", "split.")):
             continue
         kind, inner = entry.types[0], entry.types[-1]
         sub_type = inner if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, entry.contents(), kind, sub_type=sub_type)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    for tensor in reader.tensors:
+    for tensor in chain.from_iterable(one.tensors for one in readers):
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         wanted = gguf.GGMLQuantizationType.BF16 if values.ndim > 1 else None
         data = values if wanted is None else gguf.quantize(values, wanted)

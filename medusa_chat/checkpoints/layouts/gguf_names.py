@@ -105,9 +105,7 @@ def _in_layer(layer: str, inside: str, kind: str) -> str:
     )
 
 
-def shapes(
-    header: GgufHeader, names: Mapping[str, str], family: str
-) -> dict[str, tuple[int, ...]]:
+def shapes(header: GgufHeader, names: Mapping[str, str], family: str) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor as transformers names it, in the order in which they are written;
     of gates and ups that do not fit each other ()."""
     found: dict[str, tuple[int, ...]] = {}

@@ -14,7 +14,11 @@ TWINS = {
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
 }
+FIXED = {"qwen3_moe": {"norm_topk_prob": True}}  # what the text part does, whatever its config says
 BOTH_WAYS = ("paligemma",)  # families that attend a prompt both ways, which a cache cannot hold
 # what such configs leave out, for it is what their text part has by default
 DEFAULTS: dict[str, dict[str, int]] = {
@@ -72,6 +76,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         **{k: v for k, v in outer.items() if v is not None},
         **ties,
         **ropes,
+        **(FIXED.get(TWINS.get(kind, ""), {})),
         "model_type": TWINS.get(kind, kind),
     }
 

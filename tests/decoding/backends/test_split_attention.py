@@ -42,7 +42,7 @@ def test_twin_gives_what_attention_over_the_text_gives(length, groups):
 
 
 def is_ours(family):
-    return not needs_eager(tiny(family).config.get_text_config())
+    return not needs_eager(tiny(family))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if is_ours(name)])
