@@ -88,6 +88,18 @@ def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_p
     assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")]
+)
+def test_a_file_of_a_vision_language_model_is_its_text_part(family, name, tmp_path):
+    model, sections = model_of(family), {f"{name}__rope__dimension_sections": [2, 1, 1, 0]}
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model, family=name, **sections))
+    config, states = read_config(found.backbone), model.state_dict()
+    assert config.model_type == family
+    again = read_model(found, config, "fp32", CPU).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in states.items())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_its_config_is_that_of_the_model(family, tmp_path):
     model = model_of(family)

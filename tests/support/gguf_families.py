@@ -113,7 +113,7 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if name in ("qwen2moe", "qwen3moe"):
+    if name in ("qwen2moe", "qwen3moe", "qwen3vlmoe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if name == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

@@ -46,12 +46,14 @@ def write_gguf(
     sentencepiece: bool = False,
     split: int = 0,
     is_first_small: bool = False,
+    family: str = "",
     **more: Any,
 ) -> Path:
     """Write a model; where it lies. kind: type of the matrices; more: further metadata, by its key.
+    family: its name in the file, where it is not that of the model.
     split: tensors of a part of a split file, of which the first may have none."""
     config = model.config
-    name = NAMES.get(config.model_type, config.model_type)
+    name = family or NAMES.get(config.model_type, config.model_type)
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split, small_first_shard=is_first_small)
     _add_sizes(writer, name, config)

@@ -6,6 +6,7 @@ The rules are those of llama.cpp's conversion/ and src/models/.
 from collections.abc import Mapping
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.gguf_names import TEXT_PARTS
 from medusa_chat.checkpoints.layouts.gguf_numbers import count, positive
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.errors import ModelError
@@ -56,6 +57,8 @@ READ = {  # keys that are read for these families alone
     "command-r": ("logit_scale",),
     "cohere2": ("logit_scale",),
     "mistral3": ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier"),
+    # which turns by three positions that are one for each token of a text
+    **dict.fromkeys(TEXT_PARTS, ("expert_count", "rope.dimension_sections")),
 }
 CENTRED = ("command-r", "cohere2")  # families whose norms subtract the mean
 WINDOWED = ("mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4", "gpt_oss")
@@ -89,7 +92,7 @@ def class_of(metadata: Mapping[str, Any], family: str) -> tuple[str, str]:
     for name, key, found in VARIANTS:
         if name == family and metadata.get(f"{family}.{key}"):
             return found
-    return CLASSES[family]
+    return CLASSES[TEXT_PARTS.get(family, family)]
 
 
 def own_values(

@@ -50,7 +50,7 @@ SINKS = {"attn_sinks": "self_attn.sinks"}
 ROUTED = EXPERTS | {"ffn_gate_inp": "mlp.router"}
 SPARSE = {"ffn_gate_inp": "block_sparse_moe.router"}
 SPARSE |= {key: f"block_sparse_moe.{name}" for key, name in STACKED.items()}
-INSIDE: Mapping[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
+INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "llama": ONE_NORM | EXPERTS,
     "mistral3": ONE_NORM,
     "smollm3": ONE_NORM,
@@ -73,6 +73,9 @@ INSIDE: Mapping[str, Mapping[str, str]] = {  # by the family's name in a GGUF fi
     "seed_oss": SHARED | LATE_NORM,
     "gpt-oss": SHARED | LATE_NORM | SINKS | ROUTED,
 }
+# the text parts of vision-language models, and the families that they are
+TEXT_PARTS = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
+INSIDE |= {name: INSIDE[family] for name, family in TEXT_PARTS.items()}
 PARAMETERS = (*STACKED.values(), *SINKS.values())  # no modules: their names end without a kind
 TURNED = ("gpt-oss",)  # transformers has experts as [in, out], each gate's column before its up's
 # frequencies of the rotary embedding, which become part of the config (gguf_rope.py)
