@@ -418,20 +418,38 @@ def test_a_window_that_is_switched_off_is_none():
     assert set(windows(on)) == {4} and set(windows(off)) == {None}
 
 
+FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+FEW |= {"n_routed_experts": 4, "num_local_experts": 4, "first_k_dense_replace": 1, "head_dim": 8}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "v_head_dim": 16}
+LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+WINDOWED = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
+CHANGE_SCORES = ("gpt_oss", "granite_swa", "mimo_v2_flash", "gptj", "falcon")
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}),
-        ("granite_swa", {"sliding_window": 8}),
+        ("gpt_oss", FEW),
+        ("granite_swa", WINDOWED),
+        ("mimo_v2_flash", FEW | WINDOWED | {"v_head_dim": 8}),
         ("gptj", {"rotary_dim": 4}),
         ("falcon", {"num_ln_in_parallel_attn": 1}),
+        ("deepseek_v3", FEW | LATENT),
+        ("glm4_moe_lite", FEW | LATENT),
+        ("glm4_moe", FEW),
+        ("minimax_m2", FEW | {"rotary_dim": 4}),
+        ("ernie4_5", {}),
+        ("hunyuan_v1_dense", {"head_dim": 8}),
+        ("apertus", {}),
+        ("nemotron", {}),
     ],
 )
-def test_models_that_change_scores_attend_by_their_eager_attention(name, values):
+def test_a_tree_of_other_families_is_that_of_their_own_attention(name, values):
     torch.manual_seed(0)
     config = CONFIG_MAPPING[name](**COMMON | values)
     backbone = Backbone(AutoModelForCausalLM.from_config(config).eval(), CONTEXT)
-    assert backbone.implementation == "eager" and check_tree_step(backbone) < 1e-4
+    assert check_tree_step(backbone) < 1e-4
+    assert (backbone.implementation == "eager") == (name in CHANGE_SCORES)
 
 
 def test_rounding_in_16_bits_is_not_told_as_a_fault_of_the_family(monkeypatch):

@@ -21,7 +21,9 @@ TWINS = {
 FIXED = {"qwen3_moe": {"norm_topk_prob": True}}  # what the text part does, whatever its config says
 BOTH_WAYS = ("paligemma",)  # families that attend a prompt both ways, which a cache cannot hold
 # what such configs leave out, for it is what their text part has by default
-DEFAULTS: dict[str, dict[str, int]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "glm4v_text": {"rms_norm_eps": 1e-5},
+    "glm4v_moe_text": {"attention_bias": True},
     "gemma3_text": {
         "vocab_size": 262_208,
         "num_attention_heads": 8,
