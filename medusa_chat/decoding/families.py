@@ -29,7 +29,7 @@ def refuse_unfit(config: Any) -> None:
     elif getattr(config, "is_encoder_decoder", False):
         why = "it has an encoder, and only decoders are"
     elif family in RECURRENT or not kinds <= LAYER_KINDS:
-        why = "its recurrent state does not work with tree attention"
+        why = "a recurrent state or sparse attention does not work with tree attention"
     elif getattr(config, "vision_config", None) and family != "phi4_multimodal":
         why = "a vision-language model whose text part is not a model of its own"
     elif family in ALIBI or getattr(config, "alibi", False):

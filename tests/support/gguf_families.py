@@ -67,13 +67,15 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # model_type -> class, 
         | {"num_local_experts": 4, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 3}
         | {"rope_parameters": YARN | {"truncate": False}},
     ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16, "tie_word_embeddings": True}),
     "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": YARN | BY_POSITION}),
 }
 # general.architecture, where it is not the model_type
 NAMES = {
     **{"gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "ministral3": "mistral3"},
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "cohere": "command-r"},
-    "gpt_oss": "gpt-oss",
+    **{"gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense"},
 }
 LLAMAS = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # kin of LlamaModel
 

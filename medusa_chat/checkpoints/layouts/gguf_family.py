@@ -33,6 +33,8 @@ CLASSES = {  # model_type and class in transformers, by the family's name in a G
     "cohere2": ("cohere2", "Cohere2ForCausalLM"),
     "seed_oss": ("seed_oss", "SeedOssForCausalLM"),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
+    "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM"),
+    "hunyuan-dense": ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
 }
 VARIANTS = (  # another class where a file of the family has this key
     ("llama", "expert_count", ("mixtral", "MixtralForCausalLM")),

@@ -72,6 +72,9 @@ INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "cohere2": SHARED,
     "seed_oss": SHARED | LATE_NORM,
     "gpt-oss": SHARED | LATE_NORM | SINKS | ROUTED,
+    "ernie4_5": ONE_NORM,
+    "hunyuan-dense": ONE_NORM
+    | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
 }
 # the text parts of vision-language models, and the families that they are
 TEXT_PARTS = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
