@@ -10,11 +10,14 @@ from support.conversations import TREES, ended, guest, known, owner, quick_sessi
 from support.waiting import wait_for
 
 from medusa_chat.runtime.history import FILE, History
+from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.chat import answer_run
 from medusa_chat.ui.chat import conversation_list as list_module
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.session_store import MAX_GUEST_SESSIONS, MAX_SESSIONS, OWNER
+from medusa_chat.ui.chat.view import UNANSWERED
 
 
 @pytest.fixture
@@ -138,7 +141,7 @@ def test_two_servers_on_one_data_folder_go_on_from_each_other(server, session, h
 
 def answers(runner, text):
     """Whether a step of the answer to this message is there."""
-    return runner.prompts[-1][-1]["content"] == text and runner.last
+    return runner.prompts[-1][-1]["content"].endswith(text) and runner.last
 
 
 def test_an_answer_that_runs_keeps_what_another_server_says_meanwhile(server, session, history):
@@ -322,6 +325,26 @@ def test_an_answer_that_runs_is_on_disk_as_far_as_it_has_come(
     kept = history.load(chat.id)
     assert len(kept.tree.said) == 2 and kept.tree == chat.transcript.tree
     assert chat.transcript.notes[1] == "stopped" and kept.title == "while it runs"
+
+
+def test_a_question_whose_answer_never_came_is_told_and_asked_again(server, session, history):
+    """A program that was killed before the answer's first words were on disk left two questions in
+    a row, which chat templates of some models refuse."""
+    tree = MessageTree().plus("user", "first").plus("assistant", "one").plus("user", "lost")
+    for id in ("a", "b"):
+        history.save(id, StoredConversation(tree))
+    tab = owner()
+    shown = server.attach(tab, json.dumps({"last": "a"}))
+    assert json.loads(shown.live)["error"] == UNANSWERED and len(shown.history) == 3
+    say(server, tab, "and another")
+    asked = ["first", "one", "lost\n\nand another"]
+    assert [one["content"] for one in session.runner.prompts[-1]] == asked
+    assert [one["role"] for one in session.runner.prompts[-1]] == ["user", "assistant", "user"]
+    assert UNANSWERED not in server.refresh(tab).live
+    assert UNANSWERED in server.open_conversation(tab, event(id="b")).live
+    assert UNANSWERED not in server.regenerate(tab, turn()).live
+    ended(server.session_of(tab))
+    assert [one["content"] for one in session.runner.prompts[-1]] == ["first", "one", "lost"]
 
 
 def test_a_continued_answer_stays_in_memory_while_it_is_kept_so_far(

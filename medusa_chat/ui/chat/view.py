@@ -17,6 +17,7 @@ from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
 MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth its bytes
+UNANSWERED = "This message has no answer: Regenerate asks again, Undo takes it back into the box."
 
 
 class View(NamedTuple):
@@ -120,7 +121,10 @@ def _ending(tab: Tab, chat: ChatSession) -> str:
         return error_line(FOR_GUESTS if is_for_guest else chat.error)
     if tab.refused[0] == chat.transcript_version:
         return error_line(tab.refused[1])
-    last = chat.transcript.answers.get(len(chat.transcript.messages) - 1)
+    messages = chat.transcript.messages
+    if messages and messages[-1]["role"] == "user" and not chat.is_running:
+        return error_line(UNANSWERED)  # the program was ended before it came
+    last = chat.transcript.answers.get(len(messages) - 1)
     if last is None or last.number != tab.awaits:
         return ""
     tab.awaits = 0
