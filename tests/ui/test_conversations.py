@@ -12,7 +12,7 @@ from support.waiting import wait_for
 from medusa_chat.runtime.history import FILE, History
 from medusa_chat.runtime.message_tree import MessageTree
 from medusa_chat.runtime.stored_conversation import StoredConversation
-from medusa_chat.ui.chat import answer_run
+from medusa_chat.ui.chat import answer_run, session_store
 from medusa_chat.ui.chat import conversation_list as list_module
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
@@ -595,6 +595,18 @@ def test_what_the_disk_did_not_take_stays_in_memory(server, history, monkeypatch
     for _ in range(MAX_SESSIONS + 5):
         server.sessions.open(OWNER)
     assert server.sessions.find(OWNER, chat.id) is chat and titles(server) == ["unsaved"]
+
+
+def test_what_the_disk_did_not_take_is_saved_once_it_takes_something(server, history, monkeypatch):
+    """With the next save in another conversation the page took its warning back, and what was said
+    while the disk was full was lost with the program."""
+    monkeypatch.setattr(session_store, "AGAIN_SECONDS", 0.02)
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "_open", _full)
+        chat = say(server, owner(), "unsaved")
+        assert "disk is full" in server.sessions.failures(OWNER, 0)[0]
+    wait_for(lambda: (kept := history.load(chat.id)) and kept.tree == chat.transcript.tree)
+    wait_for(lambda: server.sessions.failures(OWNER, 0) == [])
 
 
 def test_what_a_guest_says_is_not_written(server, history):

@@ -109,6 +109,11 @@ class Conversation:
             self._change()
             return True
 
+    def save(self) -> None:
+        """Have the store keep it as it is."""
+        with self._lock:
+            self._changed(self, None)
+
     def rename(self, title: str) -> None:
         """Give it a title; an empty one: that of its first message again."""
         with self._lock:

@@ -8,6 +8,7 @@ guest are in memory only.
 import itertools
 import secrets
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
@@ -25,6 +26,7 @@ MAX_SESSIONS = 200  # of the owner in memory
 MAX_GUEST_SESSIONS = 200  # of all guests
 MAX_OF_ONE_GUEST = 20
 MAX_GUEST_CHARACTERS = 200_000  # in one conversation: more than a context holds
+AGAIN_SECONDS = 20.0  # between two tries to save what the disk did not take
 MAX_STEPS_KEPT = 8000  # of finished answers, all sessions: a step of 64 nodes takes about 16 KB
 
 
@@ -53,14 +55,13 @@ class SessionStore:
         self._keeping = threading.Lock()
 
     def find(self, scope: str, id: object) -> ChatSession | None:
-        """The conversation of this id, from disk where it was left there; None when there is none
-        of this scope."""
+        """The conversation of this id and scope, also from disk; None when there is none."""
         if not isinstance(id, str) or not ID.fullmatch(id):
             return None
         with self._lock:
             chat = self._sessions.get((scope, id))
-        if chat is None and scope == OWNER and self.history:
-            chat = self._from_disk(id)
+        if chat is None and scope == OWNER and self.history and (kept := self.history.load(id)):
+            chat = self._add(OWNER, id, kept)
         return None if chat is None or chat.is_deleted else chat
 
     def open(self, scope: str = OWNER, id: object = "") -> ChatSession:
@@ -94,8 +95,7 @@ class SessionStore:
 
     def version(self, scope: str) -> int:
         """Grows with each change of what a list of this scope's conversations shows."""
-        with self._keeping:
-            return self._versions[scope]
+        return self._versions[scope]
 
     def note_change(self, scope: str) -> None:
         """What a list of this scope's conversations shows has changed."""
@@ -141,10 +141,6 @@ class SessionStore:
         self._drop(chat)
         return True
 
-    def _from_disk(self, id: str) -> ChatSession | None:
-        kept = self.history.load(id) if self.history else None
-        return self._add(OWNER, id, kept) if kept else None
-
     def _add(self, scope: str, id: str, kept: StoredConversation | None = None) -> ChatSession:
         for chat in list(self._superfluous(scope)):
             self._drop(chat)
@@ -167,7 +163,8 @@ class SessionStore:
         """Those to drop before one more of this scope: idle ones, then the longest left, a guest's
         empty ones and own ones first. One of the owner that runs, or is not on disk, stays."""
         chats = sorted(self.all(), key=lambda chat: chat.audience.seen_at)
-        owners = [c for c in chats if c.scope == OWNER and not c.is_running and self._is_safe(c)]
+        kept = (c for c in chats if c.scope == OWNER and c.id not in self._unsaved)
+        owners = [c for c in kept if not c.is_running and not c.is_deleted]
         guests = [c for c in chats if c.scope != OWNER]
         guests.sort(key=lambda chat: (not chat.is_empty, chat.scope != scope))
         mine = [c for c in guests if c.scope == scope]
@@ -179,9 +176,6 @@ class SessionStore:
         else:
             yield from guests[: max(0, len(guests) + 1 - MAX_GUEST_SESSIONS)]
 
-    def _is_safe(self, chat: ChatSession) -> bool:
-        return chat.id not in self._unsaved and not chat.is_deleted
-
     def _save(self, chat: ChatSession, so_far: Transcript | None = None) -> None:
         """Save a changed conversation; an empty one is removed from disk. so_far: with an answer
         that is not said yet, its last message."""
@@ -189,12 +183,20 @@ class SessionStore:
         if self.history and chat.is_kept and (not chat.is_empty or chat.on_disk):
             kept = chat.stored_as(so_far or chat.transcript)
             saved = self.history.save(chat.id, kept, chat.is_deleted, chat.on_disk)
-            is_saved = saved is not None
-            if saved:
+            if is_saved := saved is not None:
                 chat.adopt(saved, so_far.tree.leaf if so_far else 0)
         with self._keeping:
             self._versions[chat.scope] += so_far is None
+            is_new = not is_saved and chat.id not in self._unsaved
             (self._unsaved.discard if is_saved else self._unsaved.add)(chat.id)
+        if is_new:
+            threading.Thread(target=self._save_again, args=(chat,), daemon=True).start()
+
+    def _save_again(self, chat: ChatSession) -> None:
+        """Try until the disk takes a conversation, also where nobody says more in it."""
+        while chat.id in self._unsaved:
+            time.sleep(AGAIN_SECONDS)
+            chat.save()
 
     def _keep(self, chat: ChatSession, answer: Answer) -> None:
         """Keep an answer that is over: its steps in memory and, of the owner, on disk."""
