@@ -1,7 +1,9 @@
 """Conversations of the owner and of guests: what is listed, kept, evicted; what a restart finds."""
 
+import asyncio
 import json
 import sqlite3
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -363,6 +365,44 @@ def test_a_continued_answer_stays_in_memory_while_it_is_kept_so_far(
     ended(chat)
     assert history.load(chat.id).tree == chat.transcript.tree
     assert len(chat.transcript.messages) == 2 and chat.transcript.version(1) == (1, 1)
+
+
+def test_a_save_that_waits_for_the_disk_holds_no_other_tab_up(
+    server, session, history, monkeypatch
+):
+    """The stream of the answer waited for it in the event loop, and the whole page with it."""
+    monkeypatch.setattr(answer_run, "KEEP_SECONDS", 0.05)
+    session.runner.hold_at = 3
+    tab, saving, goes_on, waits = owner(), threading.Event(), threading.Event(), []
+    real = history.save
+
+    def slow(*given):
+        saving.set()
+        if not waits:
+            waits.append(goes_on.wait(30))
+        return real(*given)
+
+    async def look():
+        with monkeypatch.context() as patched:
+            stream = asyncio.create_task(drained(server.stream(tab)))
+            patched.setattr(history, "save", slow)
+            while not saving.is_set():
+                await asyncio.sleep(0.01)
+            for _ in range(10):
+                await asyncio.sleep(0.02)  # the stream looks meanwhile
+            goes_on.set()
+            server.stop(tab)
+            await stream
+
+    server.send(tab, turn("hello"))
+    asyncio.run(look())
+    ended(server.session_of(tab))
+    assert waits == [True]
+
+
+async def drained(stream):
+    async for _ in stream:
+        pass
 
 
 def test_an_empty_conversation_is_neither_stored_nor_listed(server, history):

@@ -1,5 +1,6 @@
 """Audience: the tabs that show a conversation, and since when none does."""
 
+import threading
 import time
 
 GRACE_SECONDS = 20.0  # how long an answer is shown slowly that no tab shows
@@ -8,11 +9,13 @@ IDLE_SECONDS = 3 * 24 * 3600.0
 
 
 class Audience:
-    """Who shows a conversation. streaming: how many tabs stream its answer. shown_at: when a tab
+    """Who shows a conversation. streaming: how many tabs stream its answer; lock: to be held where
+    that is changed, for a moment; the conversation's may wait for a disk. shown_at: when a tab
     showed it last; seen_at: when a tab was last there, whatever it showed (time.monotonic)."""
 
     def __init__(self) -> None:
         self.streaming = 0
+        self.lock = threading.Lock()
         self.shown_at = self.seen_at = time.monotonic()
 
     def touch(self, is_shown: bool = True) -> None:

@@ -107,31 +107,29 @@ class ChatSession(Conversation):
 
     def end_show(self, number: int) -> None:
         """A browser has shown the answer of that number to its end."""
-        with self._lock:
-            if self._run is not None and self.answer.number == number:
-                self._run.shown.set()
+        if (run := self._run) is not None and run.answer.number == number:
+            run.shown.set()
 
     # ---- what tabs do ----
 
     def enter(self) -> None:
         """A tab streams the answer from now on."""
-        with self._lock:
+        with self.audience.lock:
             self.audience.streaming += 1
 
     def leave(self, is_shown: bool = True) -> None:
         """A tab has stopped streaming the answer. is_shown: False where it shows another
         conversation now."""
-        with self._lock:
+        with self.audience.lock:
             self.audience.streaming -= 1
-            self.audience.touch()
-            if not is_shown:
-                self.turn_away()
+        self.audience.touch()
+        if not is_shown:
+            self.turn_away()
 
     def turn_away(self) -> None:
         """A tab shows another conversation now: what nobody looks at is not shown slowly."""
-        with self._lock:
-            if not self.audience.streaming:
-                self.end_show(self.answer.number)
+        if not self.audience.streaming:
+            self.end_show(self.answer.number)
 
     def touch(self, is_shown: bool = True) -> None:
         """A tab is there. is_shown: and shows it. Messages that waited for one are sent."""

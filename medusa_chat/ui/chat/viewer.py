@@ -4,11 +4,11 @@ import asyncio
 import secrets
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import gradio as gr
+from starlette.concurrency import run_in_threadpool
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.runtime.history import History
@@ -143,22 +143,23 @@ class ChatViewer:
         tab.is_streaming = tab.has_live = True
         tab.streams = mine = tab.streams + 1
         chat.enter()
-        try:
-            async with aclosing(self._updates(tab, chat)) as updates:
-                async for update in updates:
+        looks = self._looks(tab, chat)
+        try:  # in threads: a save may hold the conversation's lock, and all tabs would wait here
+            while (update := await run_in_threadpool(next, looks, None)) is not None:
+                if update:
                     yield update
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             tab.has_live = True  # what it wrote stands there, whatever was drawn meanwhile
             tab.is_streaming &= tab.streams != mine
             chat.leave(tab.conversation == chat.id)
+            looks.close()
 
-    async def _updates(self, tab: Tab, chat: ChatSession) -> Updates:
+    def _looks(self, tab: Tab, chat: ChatSession) -> Generator[Update | tuple[()], None, None]:
         answer, turns, told, sent, shown = chat.answer, tab.turns, 0.0, 0, 0
         before: tuple[str, int, int, bool] | None = None
-        while True:
+        while tab.turns == turns:  # else it shows another one, or this one from its begin
             is_over = chat.answer is not answer or not chat.is_running
-            if tab.turns != turns:
-                return  # the tab shows another one, or this one from its begin
             if not is_over:
                 chat.fold(self._waiting_for)
             is_paced = chat.is_paced and not is_over
@@ -168,16 +169,15 @@ class ChatViewer:
             if state != before or now > told + KEEP_ALIVE_SECONDS or is_over:
                 before, told = state, now
                 self.sessions.touch(tab.scope)
-                known = sent if self.answer_of(tab) is answer else 0
-                panel = self._panel(tab, since=known)
+                panel = self._panel(tab, since=sent if self.answer_of(tab) is answer else 0)
                 changed = version if version != tab.version and not is_over else 0
                 text = "" if show else visible_text(answer.text)
                 yield Update(answer.live, text, panel, changed, show)
                 sent = steps
+            else:
+                yield ()
             if is_over:
                 return
-            spent = time.monotonic() - now
-            await asyncio.sleep(max(POLL_SECONDS - spent, POLL_SECONDS / 2))
 
     def _view(self, tab: Tab) -> View:
         chat = self.session_of(tab)
