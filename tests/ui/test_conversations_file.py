@@ -208,6 +208,21 @@ def test_a_bad_file_is_refused_in_one_line(values, why):
     assert why in refused(values)
 
 
+def test_what_this_program_wrote_it_reads_whatever_an_answer_ended_with():
+    note = "stopped: " + "an error of many lines " * 100
+    kept = StoredConversation(MessageTree().plus("user", "q").plus("assistant", "a", note))
+    [(_, found)] = read(written([("a", kept)]).encode(), TREES)
+    assert found.tree == kept.tree
+
+
+def test_half_a_character_in_a_setting_is_no_failure_of_the_disk(server):
+    settings = {"stop": "END\ud83d\n\0"}
+    data = file_of(conversation(settings=settings)).encode()
+    tab = said(server, "hello")
+    assert server.take_file(tab.key, data) == "1 conversation added"
+    assert [one.settings for one in server.sessions.history.all()][0] == {"stop": "END\ufffd\n"}
+
+
 def test_what_a_file_says_is_cleaned_and_its_settings_are_checked():
     settings = {"temperature": 99, "top_p": 0.5, "text": "x", "seed": [1], "tree": "none", "y": 1}
     text = message(content="a\0b\ud83d", role="assistant")
@@ -294,6 +309,53 @@ def test_the_export_of_chatgpt_is_read_with_its_versions():
     last = found.tree.showing(found.tree.versions(found.tree.leaf)[1])
     texts = [one["content"] for one in last.messages]
     assert texts == ["question", "second\n\ngoes on", "what is it?"]
+
+
+def shown_paths(*nodes):
+    """What each version of the last message of an export was said after, itself included."""
+    mapping = {one["id"]: one for one in nodes}
+    [(_, found)] = read(json.dumps([{"mapping": mapping}]).encode(), TREES)
+    leaves = [
+        at for at in found.tree.said if all(one.parent != at for one in found.tree.said.values())
+    ]
+    return [[one["content"] for one in found.tree.showing(leaf).messages] for leaf in leaves]
+
+
+def test_versions_in_an_export_of_chatgpt_are_never_one_message():
+    """Two answers that were given after one call of a tool became one, and so did two questions
+    that followed one without an answer."""
+    assert shown_paths(
+        node("q", None, "a", text="q"),
+        node("a", "q", "t", role="assistant", text="I look"),
+        node("t", "a", "b", "c", role="tool", text="found"),
+        node("b", "t", role="assistant", text="one"),
+        node("c", "t", role="assistant", text="two"),
+    ) == [["q", "I look", "one"], ["q", "I look", "two"]]
+    assert shown_paths(
+        node("q", None, "b", "c", text="q"),
+        node("b", "q", "d", text="one"),
+        node("c", "q", text="two"),
+        node("d", "b", role="assistant", text="answer"),
+    ) == [["q", "one", "answer"], ["q", "two"]]
+
+
+def test_what_an_export_of_chatgpt_lacks_costs_nothing_else():
+    spoken = {"content_type": "audio_transcription", "text": "spoken", "direction": "in"}
+    nothing = {"author": None, "content": {"content_type": "text"}, "recipient": None}
+    voice = {"content_type": "multimodal_text", "parts": [spoken, {"asset": "sound"}]}
+    assert shown_paths(
+        {
+            "id": "root",
+            "parent": "gone",
+            "children": ["none", "deleted", "odd"],
+            "message": nothing,
+        },
+        node("odd", "root", "q", text="x", content={"parts": None}),
+        node("q", "odd", "a", text="?", content=voice, recipient=None),
+        node("a", "q", role="assistant", text="answer"),
+    ) == [["spoken", "answer"]]
+    mapping = {"none": None, "q": node("q", "none", text="q")}
+    assert len(read(json.dumps([{"mapping": mapping}]).encode(), TREES)) == 1
 
 
 def test_a_circle_in_an_export_of_chatgpt_ends():

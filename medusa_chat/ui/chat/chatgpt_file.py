@@ -25,23 +25,26 @@ def translated(values: list[Any]) -> list[dict[str, Any]]:
 
 
 def _conversation(one: Mapping[str, Any]) -> dict[str, Any]:
-    nodes = one["mapping"]
+    nodes = {at: node for at, node in one["mapping"].items() if node}
     messages: list[dict[str, Any]] = []
     told = {}  # by node: the number of the message that it became, or stands behind; 0 at first
-    waiting = [(at, 0) for at, node in reversed(nodes.items()) if node.get("parent") not in nodes]
+    first = [at for at, node in nodes.items() if node.get("parent") not in nodes]
+    waiting = [(at, 0, False) for at in reversed(first)]
     while waiting:
-        at, parent = waiting.pop()
+        at, parent, is_only = waiting.pop()  # is_only: nothing else follows the last message
         if at in told:
             continue
         role, text, model = _said(nodes[at].get("message") or {})
-        if text and parent and messages[-1]["id"] == parent and messages[-1]["role"] == role:
+        if text and is_only and messages[-1]["role"] == role:
             messages[-1]["content"].append(text)  # a tool was called amid one answer
         elif text:
             made = {"id": len(messages) + 1, "parent": parent, "role": role}
             messages.append({**made, "content": [text], "model": model})
             parent = len(messages)
         told[at] = parent
-        waiting += [(child, parent) for child in reversed(nodes[at].get("children") or [])]
+        children = [child for child in nodes[at].get("children") or [] if child in nodes]
+        is_only = (is_only or bool(text)) and len(children) == 1
+        waiting += [(child, parent, is_only) for child in reversed(children)]
     for message in messages:
         message["content"] = "\n\n".join(message["content"])
     return {
@@ -56,10 +59,14 @@ def _conversation(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def _said(message: Mapping[str, Any]) -> tuple[str, str, str]:
     """(role, text, model) of what was said to be read; no text where it is none of that."""
-    role, content = message.get("author", {}).get("role"), message.get("content") or {}
+    role = (message.get("author") or {}).get("role")
+    content = message.get("content") or {}
     if role not in ("user", "assistant") or content.get("content_type") not in KINDS:
         return "", "", ""
-    if message.get("recipient", "all") != "all":
+    if (message.get("recipient") or "all") != "all":
         return "", "", ""
-    text = "\n\n".join(part for part in content["parts"] if isinstance(part, str)).strip()
+    parts = (  # what was spoken stands in an object
+        part.get("text") if isinstance(part, dict) else part for part in content.get("parts") or []
+    )
+    text = "\n\n".join(part for part in parts if isinstance(part, str)).strip()
     return role, text, str((message.get("metadata") or {}).get("model_slug") or "")

@@ -19,7 +19,7 @@ FORMAT, VERSION = "medusa-chat conversations", 1
 MAX_CONVERSATIONS = 10_000
 MAX_MESSAGES = 10_000  # of one conversation
 MAX_OF_ALL = 200_000
-MAX_NOTE = 1000  # characters, as of a model's name
+MAX_MODEL = 1000  # characters of its name
 MAX_ID = 2**53  # of a message: beyond it JSON's numbers are not whole everywhere
 NAMES = (*SETTINGS, *WHOLE, *OTHERS)  # of settings
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -87,12 +87,13 @@ def _conversation(values: object, trees: Sequence[str]) -> tuple[str, StoredConv
         raise UsageError(f"its id is {_short(id)}: give up to 100 letters, digits, - and _")
     settings = _object(one.get("settings", {}))
     named = [(name, settings[name]) for name in NAMES if name in settings]
+    valid = {name: value for name, value in named if not refusal(name, value, trees)}
     title, tree = clean("the title", one.get("title", ""), MAX_TITLE), _tree(one)
     title = " ".join(CONTROLS.sub(" ", title).split())
     return id, StoredConversation(
         tree,
         clean("the system prompt", one.get("system", "")).strip(),
-        {name: value for name, value in named if not refusal(name, value, trees)},
+        {name: clean(name, one) if isinstance(one, str) else one for name, one in valid.items()},
         "" if title == title_of(tree) else title,
         created := _time(one, "created_at", time.time()),
         _time(one, "updated_at", created),
@@ -120,7 +121,8 @@ def _said(values: object) -> Said:
     if one.get("role") not in ROLES:
         raise UsageError(f"a role is {_short(one.get('role'))}: give one of {', '.join(ROLES)}")
     content = clean("a message", one.get("content"))
-    note, model = (clean(f"a {name}", one.get(name, ""), MAX_NOTE) for name in ("note", "model"))
+    note = clean("a note", one.get("note", ""))
+    model = clean("a model", one.get("model", ""), MAX_MODEL)
     figures = AnswerFigures(model) if model and one["role"] == "assistant" else None
     return Said(*numbers, one["role"], content, note, figures=figures)
 
