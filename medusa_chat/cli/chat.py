@@ -86,6 +86,8 @@ class Chat(TalkOptions, DecodingOptions, LoadOptions):
 
 def _asked() -> str | None:
     """The next line, None at the end of the input. Ctrl-C forgets a line, twice it ends all."""
+    if sys.stdin is None:  # it was closed
+        return None
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with suppress(ImportError):

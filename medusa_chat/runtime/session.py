@@ -34,6 +34,11 @@ class Session:
         """What the page shows of the model."""
         return self.lifecycle.state
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is answered any more."""
+        return self._queue.is_closed
+
     def submit(self, request: Request[V], guest: str = "") -> Ticket[V]:
         """Queue a request for the session's own thread; returns at once. guest: who asks, where the
         owner does not; then raises UsageError (Queue.put)."""

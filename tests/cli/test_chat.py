@@ -76,6 +76,11 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_it_said(scripted, monkeypatch, ca
     assert roles(scripted.prompts[-1]) == "uau"
 
 
+def test_a_closed_input_is_its_end(scripted, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["chat"]) == 0 and "Traceback" not in capsys.readouterr().err
+
+
 def test_a_message_that_does_not_fit_is_told_and_forgotten(monkeypatch, capsys):
     told = talk(monkeypatch, capsys, "word " * 3000, TEA, options=["--max-context", "128"])
     assert "medusa-chat: " in told.err and "Here is how to make tea" in told.out

@@ -349,6 +349,35 @@ def test_a_question_whose_answer_never_came_is_told_and_asked_again(server, sess
     assert [one["content"] for one in session.runner.prompts[-1]] == ["first", "one", "lost"]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_was_asked_is_kept_when_the_program_is_ended(server, session, history, is_read):
+    """Ctrl-C before an answer's first words took the question from the disk: it went back into the
+    box of a page that was gone. Later on it left a note of a model's process that ended."""
+    session.runner.prefill, session.runner.hold_at = 0.001 if is_read else 60, 3
+    tab, others = owner(), set(threading.enumerate())
+    server.send(tab, turn("hello"))
+    wait_for(lambda: len(session.runner.last) == 3 if is_read else session.runner.prompts)
+    mine = set(threading.enumerate()) - others
+    session.close()
+    for thread in mine:
+        thread.join(60)
+    kept = history.load(server.session_of(tab).id).tree.path
+    assert [one.role for one in kept] == ["user", "assistant"][: 1 + is_read]
+    assert [one.note for one in kept[1:]] == [answer_run.INTERRUPTED] * is_read
+
+
+def test_an_answer_that_is_shown_slowly_is_on_disk_when_it_is_complete(server, session, history):
+    tab = owner()
+    chat = server.session_of(tab)
+    chat.enter()  # a tab shows it
+    chat.ask(replace(turn("hello"), is_paced=True))
+    wait_for(lambda: (kept := history.load(chat.id)) and len(kept.messages) == 2)
+    assert chat.is_running and len(chat.transcript.messages) == 1
+    server.stop(tab)
+    ended(chat)
+    assert len(history.load(chat.id).tree.said) == 2
+
+
 def test_a_continued_answer_stays_in_memory_while_it_is_kept_so_far(
     server, session, history, monkeypatch
 ):

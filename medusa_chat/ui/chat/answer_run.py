@@ -45,7 +45,8 @@ class AnswerRun:
         keep: Callable[["AnswerRun"], None],
     ) -> None:
         """See it to its end in a thread, whatever tabs do, then `settle` it; `keep` it now and
-        then. An answer that nobody shows is cancelled."""
+        then. An answer that nobody shows is cancelled. One that ends with the session is kept as
+        far as it came, and its question with it: nobody is there to take that back."""
 
         def watch() -> None:
             kept = time.monotonic()
@@ -55,10 +56,13 @@ class AnswerRun:
                 if time.monotonic() - kept > KEEP_SECONDS:
                     keep(self)
                     kept = time.monotonic()
+            if self.is_paced or self.session.is_closed:
+                keep(self)
             while self.is_paced and not self.job.error and audience.is_watching:
                 if self.shown.wait(WATCH_SECONDS):
                     break
-            settle(self)
+            if not self.session.is_closed:
+                settle(self)
 
         threading.Thread(target=watch, daemon=True).start()
 
