@@ -1,7 +1,9 @@
 // Two recordings of one prompt, replayed in two columns on one clock. The value is one JSON
-// object: what runs now, or the last result.
+// object: what runs now, or the last result; at, more: its number, and whether another one comes.
+const LOOK_EVERY = 500; // ms: what is drawn here takes time from what is measured
 
 let seen = null;
+let shown = {}; // what was seen, parsed
 let result = null; // as it was measured
 let race = null; // the result on the clock that is chosen
 
@@ -79,7 +81,7 @@ function fold() {
   if (value === seen) return;
   const isFirst = seen === null;
   seen = value;
-  const now = value ? JSON.parse(value) : lastRace();
+  const now = (shown = value ? JSON.parse(value) : lastRace());
   root.dataset.state = now.state;
   say(fault, now.error || "");
   if (now.state === "running") drawRunning(now);
@@ -124,5 +126,8 @@ function fillPrompt(text) {
 }
 
 watch("value", () => requestAnimationFrame(fold));
+every(LOOK_EVERY, () => {
+  if (shown.more) trigger("look", { at: shown.at });
+});
 meetPace();
 fold();

@@ -2,7 +2,7 @@
 // posted when the one before was answered, and again until it is answered itself: the server does it
 // once (ui/access/once.py). Gradio would give up at the first loss and load the page again.
 (() => {
-  const LOOKS = /^(tick|pick|newest|peek|select)$/; // events in no turn, harmless twice
+  const LOOKS = /^(tick|look|pick|newest|peek|select)$/; // events in no turn, harmless twice
   const OWN = /^(models|tune|status)$/; // parts of the page that have turns of their own
   const POST = "x-medusa-post";
   const FIRST_PAUSE = 300;
@@ -76,7 +76,7 @@
   }
 
   window.fetch = async (address, how = {}) => {
-    const isEvent = how.method === "POST" && /\/gradio_api\/(run|queue\/join)/.test(address);
+    const isEvent = how.method === "POST" && /\/gradio_api\/run/.test(address);
     const lane = isEvent ? laneOf(how.body) : null;
     let answer;
     if (!isEvent) answer = await plainFetch(address, how);

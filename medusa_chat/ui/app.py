@@ -119,7 +119,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     files = TemporaryDirectory(prefix="medusa-chat-")
     os.environ["GRADIO_TEMP_DIR"] = files.name
     blocks, controller = build_app(session, options.trees, share, options.history)
-    # Gradio looks 1,000 times a second into its queue, 5 % of a core; only Compare queues anything.
+    # Gradio looks 1,000 times a second into its queue, 5 % of a core; nothing is queued.
     blocks._queue.sleep_when_free = QUEUE_SECONDS
     hosts, origins = [host, *ports.own_names(host)], [root.netloc] if root.netloc else []
     is_open = host in ports.EVERYWHERE

@@ -45,11 +45,17 @@ def browser_or_skip() -> None:
 
 @dataclass
 class Served:
-    """A page that is open. runner: None when a real model answers."""
+    """A page that is open. runner: None when a real model answers. server: uvicorn's."""
 
     url: str
     session: Session
     runner: ScriptedRunner | None
+    server: Any = None
+
+    def cut(self) -> None:
+        """End every connection to the page at once, as a link does that breaks."""
+        for one in list(self.server.server_state.connections):
+            one.loop.call_soon_threadsafe(one.transport.abort)
 
 
 @contextmanager
@@ -61,7 +67,7 @@ def page_of(session: Session, **options: Any) -> Iterator[Served]:
     browser_or_skip()
     page = open_page(session, PageOptions(**options))
     runner = session.runner if isinstance(session.runner, ScriptedRunner) else None
-    yield Served(page.url, session, runner)
+    yield Served(page.url, session, runner, page.blocks.server)
     page.close()
     session.close()
 

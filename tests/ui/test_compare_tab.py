@@ -1,7 +1,8 @@
 """The Compare tab without a browser: its events, and a comparison as data."""
 
-import asyncio
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -47,12 +48,18 @@ def pictures(
     controller: CompareController, tab: CompareTab, text: str = "hi", asked=ASKED
 ) -> list[dict]:
     """All that one click shows, parsed."""
+    controller.begin(tab, inputs(text, asked))
+    return list(looks(controller, tab))
 
-    async def collect() -> list[dict]:
-        return [json.loads(line) async for line in controller.stream(tab)]
 
-    first = controller.begin(tab, inputs(text, asked))[0]
-    return [json.loads(first), *asyncio.run(collect())]
+def looks(controller: CompareController, tab: CompareTab) -> Iterator[dict]:
+    """What the page sees until there is no more to see."""
+    shown = {"more": True, "at": None}
+    while shown["more"]:
+        line = controller.look(tab, SimpleNamespace(_data={"at": shown["at"]}))[0]
+        if isinstance(line, str):
+            yield (shown := json.loads(line))
+        time.sleep(0.001)
 
 
 # ---- events ----
@@ -112,37 +119,41 @@ def test_stop_ends_the_running_side_and_keeps_the_last_result(session):
     pictures(controller, tab)
     session.runner.delay = 0.05
     controller.begin(tab, inputs("hi"))
-
-    async def stop_soon() -> list[dict]:
-        lines = []
-        async for line in controller.stream(tab):
-            lines.append(json.loads(line))
-            if lines[-1].get("stage") == "running":
-                controller.stop(tab)
-        return lines
-
-    last = asyncio.run(stop_soon())[-1]
+    for last in looks(controller, tab):
+        if last.get("stage") == "running":
+            controller.stop(tab)
     assert "stopped" in last["error"] and last["result"]["number"] == 1
     assert not tab.is_running
     session.runner.delay = 0.004
     assert pictures(controller, tab)[-1]["result"]["number"] == 3
 
 
-def test_closing_the_browser_tab_stops_the_run(session):
+def test_what_nobody_looks_at_any_more_is_stopped(session, monkeypatch):
+    monkeypatch.setattr(compare_module, "GONE_SECONDS", 0.05)
     controller, tab = CompareController(session), CompareTab()
-    session.runner.delay = 0.05
+    session.runner.hold_at = 1
     controller.begin(tab, inputs("hi"))
-
-    async def leave() -> None:
-        stream = controller.stream(tab)
-        async for line in stream:
-            if json.loads(line).get("stage") == "running":
-                break
-        await stream.aclose()
-
-    asyncio.run(leave())
+    wait_for(lambda: not tab.is_running)
+    assert "stopped" in json.loads(tab.line)["error"]
+    session.runner.hold_at = None
     job = session.submit(Reply(STORY, replace(SHORT, max_new_tokens=1)))
-    assert job.done.wait(240) and len(session.runner.prompts) <= 4
+    assert job.done.wait(240) and len(session.runner.prompts) <= 2
+
+
+def test_a_look_says_only_what_the_page_does_not_have_yet(session):
+    controller, tab = CompareController(session), CompareTab()
+    last = pictures(controller, tab)[-1]
+    assert not last["more"]
+    assert json.loads(controller.look(tab)[0]) == last, "it may have been lost on the way"
+    seen = SimpleNamespace(_data={"at": last["at"]})
+    assert not any(isinstance(one, str) for one in controller.look(tab, seen))
+
+
+def test_what_fails_unforeseen_is_told_and_ends_it(session, monkeypatch):
+    monkeypatch.setattr(compare_module, "progress_view", lambda *seen: {}["missing"])
+    controller, tab = CompareController(session), CompareTab()
+    last = pictures(controller, tab)[-1]
+    assert "unexpected KeyError" in last["error"] and not tab.is_running
 
 
 def test_a_second_click_while_it_runs_changes_nothing(session):

@@ -7,7 +7,7 @@ import gradio as gr
 
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
-from medusa_chat.ui.page.html_blocks import AT_ONCE, QUIET, page, script_block
+from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
 from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import SettingsForm, touched
 from medusa_chat.ui.page.tree_view import to_line
@@ -26,7 +26,6 @@ ACCEPTANCES = [
     ("typical: lossy", "typical"),
     ("typical-sampled: lossy", "typical-sampled"),
 ]
-UNLIMITED: dict[str, Any] = {**QUIET, "concurrency_limit": None}  # the session queues
 
 
 def build_compare(
@@ -48,11 +47,9 @@ def build_compare(
 
     begin = settings.handler(controller.begin, controller.refuse, tab, text=prompt)
     posted = {tab, prompt, *settings.components.values()}
-    asks = [run.click, prompt.submit]
-    begun = gr.on(asks, begin, posted, [picture, run, stop], **UNLIMITED).then(
-        controller.stream, [tab], [picture], **UNLIMITED
-    )
-    begun.then(controller.end, [tab], [run, stop], **UNLIMITED)
+    shown = [picture, run, stop]
+    gr.on([run.click, prompt.submit], begin, posted, shown, **AT_ONCE)
+    picture.look(controller.look, [tab], shown, **AT_ONCE)
     use.click(lambda value: controller.prefill(last_message(value)), [chat], [prompt], **AT_ONCE)
     picture.pace(controller.set_pace, [tab], None, **AT_ONCE, trigger_mode="multiple")
     stop.click(controller.stop, [tab], None, **AT_ONCE)

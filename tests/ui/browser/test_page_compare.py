@@ -354,6 +354,24 @@ def test_stop_and_errors_are_lines_and_the_last_result_stays(served, tab, monkey
     assert tab.text_content(".compare-error") == ""
 
 
+def test_a_comparison_goes_on_over_a_link_that_was_cut(served, tab, monkeypatch):
+    monkeypatch.setattr(served.runner, "hold_at", 2)
+    last = tab.get_attribute(".compare-block", "data-race") or ""
+    tab.click("#compare-run")
+    tab.wait_for_function(
+        "document.querySelector('.compare-status')?.textContent.includes('warming up')"
+    )
+    served.cut()
+    monkeypatch.setattr(served.runner, "hold_at", None)
+    tab.wait_for_function(
+        "last => ![undefined, last].includes("
+        "document.querySelector('.compare-block').dataset.race)",
+        arg=last,
+    )
+    tab.wait_for_selector("#compare-run", state="visible")
+    assert tab.text_content(".compare-error") == ""
+
+
 def test_behind_another_answer_it_says_its_place(served, tab, monkeypatch):
     monkeypatch.setattr(served.runner, "delay", 0.1)
     other = served.session.submit(Reply("x", GenerationSettings(max_new_tokens=500, seed=1)))
