@@ -5,6 +5,7 @@
   const LOOKS = /^(tick|look|pick|newest|peek|select)$/; // events in no turn, harmless twice
   const OWN = /^(models|tune|status)$/; // parts of the page that have turns of their own
   const POST = "x-medusa-post";
+  const LOADS = "medusa-loads"; // how often this tab was loaded again because a part was lost
   const FIRST_PAUSE = 300;
   const PAUSE = 2500;
   const PATIENCE = 10000; // a busy server is not a lost one
@@ -40,7 +41,7 @@
   async function post(address, how) {
     for (let tries = 1; ; tries++) {
       const answer = await tryPost(address, how);
-      if (answer?.status === 409) return leave();
+      if ([401, 409].includes(answer?.status)) return leave();
       const isOurs = answer?.headers.has(POST); // not a gateway's, whatever it says
       if (isOurs || (answer && ![404, 408].includes(answer.status) && answer.status < 500)) return answer;
       if (tries === TRIES || (answer?.status === 408 && tries > 1)) return giveUp();
@@ -69,7 +70,7 @@
     return Response.json({}, { status: 504 }); // no failure of fetch, after which Gradio loads anew
   }
 
-  // Another program answers: nothing of this page is known to it.
+  // Another program answers, which knows nothing of this page, or one that wants a password again.
   function leave() {
     location.reload();
     return new Promise(() => {});
@@ -94,6 +95,31 @@
     return answer;
   };
 
+  // ---- what was lost of the page itself ----
+
+  let isWhole = true;
+
+  // Gradio goes on without a part, a style as an example, and draws nothing: all is loaded again.
+  function loadAgain() {
+    if (!isWhole) return;
+    isWhole = false;
+    const times = Number(window.medusaKept("sessionStorage", LOADS)) + 1;
+    try {
+      sessionStorage.setItem(LOADS, times);
+      if (times <= TRIES) return void waiting.push(leave);
+    } catch {
+      // without a count it would go on for ever
+    }
+    say("A part of this page did not arrive", "Load it again.");
+  }
+
+  window.addEventListener("vite:preloadError", loadAgain); // from Gradio's build
+  document.addEventListener(
+    "error",
+    ({ target }) => target.matches?.("head > script, head > link[rel=stylesheet]") && loadAgain(),
+    true,
+  );
+
   // ---- whether the server can be reached ----
 
   const lost = document.getElementById("lost");
@@ -117,7 +143,8 @@
       const limit = AbortSignal.timeout(PATIENCE);
       const path = `${root}/gradio_api/app_id`;
       const answer = await plainFetch(path, { cache: "no-store", signal: limit });
-      if (answer.status === 410 || answer.status === 401) return "ended";
+      if (answer.status === 401) return leave();
+      if (answer.status === 410) return "ended";
       return answer.ok ? (await answer.json()).app_id : null;
     } catch {
       return null;

@@ -1,7 +1,7 @@
 """The page over a link that loses, delays and reorders what goes over it."""
 
 import pytest
-from support.page import send, wait_end
+from support.page import DESK, SLOW, ask, send, wait_attached, wait_end
 from support.waiting import wait_for
 
 
@@ -49,6 +49,23 @@ def watched(quick, open_tab):
     yield tab
     assert tab.evaluate("window.isSame"), "the page was loaded again"
     tab.unroute_all()
+
+
+@pytest.mark.parametrize("part", ["index-*.js", "Blocks-*.css"])
+def test_a_page_of_which_a_part_was_lost_is_loaded_again(quick, browser, served, part):
+    tab, lost = browser.new_page(viewport=DESK), []
+
+    def meet(route):
+        lost.append(route)
+        return route.abort() if len(lost) == 1 else route.continue_()
+
+    tab.set_default_timeout(SLOW)
+    tab.route(f"**/assets/{part}", meet)
+    tab.goto(served.url)
+    wait_attached(tab)
+    ask(tab, "hello")
+    tab.context.close()
+    assert len(lost) == 2 and len(quick.prompts) == 1
 
 
 def type_and_enter(tab, text: str) -> None:

@@ -240,6 +240,17 @@ def test_the_qr_codes_link_lets_in_without_the_password_and_expires(opened, visi
         opened.share._clock = past
 
 
+def test_a_guest_who_is_not_known_any_more_is_asked_for_the_password(opened, visitor, tunnel):
+    opened.share.begin(1).join()
+    guest = visitor(opened.share.link.address)
+    guest.fill("#box textarea", "half a sentence")
+    guest.context.clear_cookies()
+    guest.wait_for_selector("#password")
+    guest.fill("#password", opened.share.link.password)
+    guest.keyboard.press("Enter")
+    guest.wait_for_function("document.querySelector('#box textarea')?.value === 'half a sentence'")
+
+
 # ---- the server is gone and comes back ----
 
 # The program as people start it, `python -m medusa_chat`, its worker's start included; a line to
