@@ -22,10 +22,17 @@ window.addEventListener("popstate", () => {
   if (!id) return;
   going = id;
   trigger("open_conversation", { id });
-  setTimeout(() => { // it is not there: the address is that of what is shown
-    if (going === id) { going = ""; writeAddress(true); }
-  }, 3000);
+  stay(id);
 });
+
+// A conversation that is not there: the address is that of what is shown.
+async function stay(id) {
+  const pause = () => new Promise((done) => setTimeout(done, 1500));
+  await pause();
+  await window.medusaAnswered(); // over a slow link it may come late
+  await pause();
+  if (going === id) { going = ""; writeAddress(true); }
+}
 
 // A place within an answer is no address of the page.
 document.addEventListener("click", (event) => {

@@ -111,7 +111,17 @@
     }
   }
 
+  let isRestored = false;
+
+  function forgetDraft() {
+    for (const name of [DRAFT, UNHEARD]) sessionStorage.removeItem(name);
+  }
+
   addEventListener("pagehide", keepDraft); // whoever has it load again: we, Gradio, or the user
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) keepDraft(); // a phone ends a hidden tab without a word
+    else if (isRestored) forgetDraft(); // it did not: the box has it
+  });
 
   // A draft without the message that was under way when the page was left, if that has arrived.
   function unsent(draft) {
@@ -124,13 +134,13 @@
   // The page may draw the box anew while it loads, empty: set it until it has held for a second.
   function restoreDraft(held = 0, tries = 0) {
     const draft = kept("sessionStorage", DRAFT);
-    if (!draft) return;
+    if (!draft) return void (isRestored = true);
     const box = document.querySelector("#box textarea");
     const text = unsent(draft);
     const isTyped = box && box.value && box.value !== draft && box.value !== text;
     if (held === 4 || tries === 120 || isTyped) {
-      for (const name of [DRAFT, UNHEARD]) sessionStorage.removeItem(name);
-      return;
+      isRestored = true;
+      return forgetDraft();
     }
     const holds = Boolean(box) && box.value === text;
     if (box && !holds) {

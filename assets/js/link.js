@@ -38,6 +38,9 @@
     return mine;
   }
 
+  // Resolves once all that was posted in the chat's turn is answered.
+  window.medusaAnswered = () => lanes.get("chat")?.before;
+
   async function post(address, how) {
     for (let tries = 1; ; tries++) {
       const answer = await tryPost(address, how);

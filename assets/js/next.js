@@ -58,13 +58,15 @@ window.medusaTake = (posted, place) => {
 };
 
 // What is written in one conversation and not sent waits there while another is shown.
-const drafts = new Map(); // conversation -> text
+const DRAFTS = "medusa-drafts";
+const drafts = new Map(JSON.parse(stored("sessionStorage", DRAFTS) || "[]")); // conversation -> text
 let written = ""; // the conversation that the box belongs to
 function changeDraft(conversation) {
   if (written && conversation !== written) {
     const { value } = document.querySelector("#box textarea");
     const stays = left !== null && value.startsWith(left) ? left : value;
     drafts.set(written, stays);
+    store("sessionStorage", DRAFTS, JSON.stringify([...drafts].filter(([, text]) => text)));
     fillBox((drafts.get(conversation) || "") + value.slice(stays.length));
   }
   [written, left] = [conversation, null];

@@ -228,6 +228,8 @@ def test_a_click_on_an_earlier_answer_shows_its_steps(controller):
     panel = controller.choose(tab, event(index=1))
     assert json.loads(panel)["answer"] == first.number and controller.answer_of(tab) is first
     assert json.loads(controller.pick(tab, event(step=4)))["step"]["index"] == 4
+    controller.redraw(tab)  # a view was lost
+    assert controller.answer_of(tab) is first
     controller.send(tab, turn("three"))
     assert controller.answer_of(tab) is controller.session_of(tab).answer
 

@@ -72,8 +72,8 @@ class Tab:
         """Show another conversation from now on, or this one anew: nothing of it is on the page."""
         if (self.scope, self.conversation) != (chat.scope, chat.id):
             self.awaits, self.refused = 0, (0, "")
+            self.number, self.chosen_answer = chat.answer.number, None
         self.scope, self.conversation = chat.scope, chat.id
         self.version = self.transcript_version = 0
-        self.number, self.chosen_answer, self.system = chat.answer.number, None, None
-        self.has_live, self.list_version = True, -1
+        self.system, self.has_live, self.list_version = None, True, -1
         self.turns += 1

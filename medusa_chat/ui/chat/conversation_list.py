@@ -16,7 +16,7 @@ from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.page.tree_view import to_line
 
 EVERY = 1_000_000  # conversations: more than anybody has
-UNDO_SECONDS = 20.0  # the page offers it for half of that
+UNDO_SECONDS = 120.0  # the page offers it for ten; over a slow link it comes late
 
 
 class Entry(NamedTuple):

@@ -12,6 +12,7 @@ from support.page import (
     last_answer,
     new_chat,
     open_settings,
+    press,
     reload,
     scripted_page,
     send,
@@ -304,6 +305,14 @@ def test_what_is_written_stays_with_its_conversation(tab):
     tab.wait_for_function("() => document.querySelector('#box textarea').value === 'not sent yet'")
     ask(tab, "sent instead")
     assert box.input_value() == ""
+    box.fill("not sent either")
+    press(tab, "clear")
+    tab.wait_for_function("() => !document.querySelector('#box textarea').value")
+    reload(tab)
+    open_listed(tab, "the first")
+    tab.wait_for_function(
+        "() => document.querySelector('#box textarea').value === 'not sent either'"
+    )
 
 
 def test_an_edit_is_ended_by_keys(tab):

@@ -1,7 +1,7 @@
 """The page over a link that loses, delays and reorders what goes over it."""
 
 import pytest
-from support.page import DESK, SLOW, ask, send, wait_attached, wait_end
+from support.page import DESK, SLOW, ask, new_chat, send, wait_attached, wait_end
 from support.waiting import wait_for
 
 
@@ -158,6 +158,35 @@ def test_a_message_that_arrived_is_no_draft_when_the_page_is_loaded_again(quick,
     tab.wait_for_function("document.querySelector('#box textarea')?.value === ' more'")
     tab.wait_for_function("!sessionStorage.getItem('medusa-draft')")
     assert tab.input_value("#box textarea") == " more" and len(quick.prompts) == 1
+
+
+def test_what_is_written_outlives_a_tab_that_the_phone_ends(quick, open_tab):
+    tab = open_tab(is_new=True)
+    hide = """isHidden => {
+      Object.defineProperty(document, 'hidden', { value: isHidden, configurable: true });
+      document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    tab.wait_for_selector("html.is-settled")
+    tab.fill("#box textarea", "half a sentence")
+    tab.evaluate(hide, True)
+    assert tab.evaluate("sessionStorage.getItem('medusa-draft')") == "half a sentence"
+    tab.evaluate(hide, False)
+    assert not tab.evaluate("sessionStorage.getItem('medusa-draft')"), "the box has it"
+
+
+def test_the_way_back_may_take_long(quick, watched):
+    """What was gone back from came to stand before it in the browser's history."""
+    tab = watched
+    for text in ("one", "two", "three"):
+        new_chat(tab)
+        ask(tab, text)
+    tab.route("**/run/predict*", lambda route: route.abort())
+    tab.evaluate("history.back()")
+    tab.evaluate("new Promise((done) => setTimeout(done, 3500))")
+    tab.unroute("**/run/predict*")
+    tab.wait_for_function("document.title.startsWith('two ·')")
+    tab.go_back()
+    tab.wait_for_function("document.title.startsWith('one ·')")
 
 
 def test_a_message_that_was_refused_can_be_sent_again(quick, watched):
