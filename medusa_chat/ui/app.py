@@ -124,10 +124,10 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     hosts, origins = [host, *ports.own_names(host)], [root.netloc] if root.netloc else []
     is_open = host in ports.EVERYWHERE
     guard = Middleware(Guard, hosts=hosts, allow_addresses=is_open, origins=origins)
-    once, shell = Middleware(Once, program=blocks.app_id), Middleware(Shell, prefix=root.path)
+    once = Middleware(Once, program=blocks.app_id, share=share)
     live = Middleware(Live, updates_of=controller.updates_of)
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
-    layers = [guard, Middleware(LoginLimit), once, shell, live, chats]
+    layers = [guard, Middleware(LoginLimit), once, Middleware(Shell, prefix=root.path), live, chats]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

@@ -26,7 +26,7 @@ def build_app(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat"):
                 controller, state = build_chat(session, trees, history, offer())
-                share.on_end = controller.sessions.end_guests
+                share.on_end.append(controller.sessions.end_guests)
             with gr.Tab("Compare", id="compare", elem_id="compare-tab"):
                 build_compare(session, trees, state, controller.last_message)
             with gr.Tab("Models", id="models", elem_id="models-tab"):

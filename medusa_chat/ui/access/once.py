@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from medusa_chat.ui.access.guard import GUEST, OWNER
 from medusa_chat.ui.access.login_limit import is_let_in
 from medusa_chat.ui.access.notices import NOTICES, Told
+from medusa_chat.ui.access.share import Share
 
 HEADER = "x-medusa-post"  # program, tab, number of what it posts; of an answer, that it is ours
 MAX_TABS = 200  # whose last answer is kept
@@ -32,26 +34,29 @@ class Post(NamedTuple):
 
 class Once:
     """ASGI middleware for what carries HEADER. program: Gradio's number of this program, which a
-    page knows as a float; another one's pages get 409."""
+    page knows as a float; another one's pages get 409. share: with its link ends what is kept of
+    guests."""
 
-    def __init__(self, app: ASGIApp, program: int) -> None:
+    def __init__(self, app: ASGIApp, program: int, share: Share) -> None:
         self.app = app
         self.program = float(program)
-        self._last: OrderedDict[str, Post] = OrderedDict()  # by tab, whose name is secret
+        self._last: OrderedDict[tuple[str, str], Post] = OrderedDict()  # by asker and tab
+        share.on_end.append(self._forget_guests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         posted = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else None
         if posted is None:
             return await self.app(scope, receive, send)
         try:
-            program, tab, digits = posted.split(" ")
+            program, name, digits = posted.split(" ")
             is_own, number = float(program) == self.program, int(digits)
         except ValueError:
-            is_own, tab, number = False, "", 0
+            is_own, name, number = False, "", 0
         if not is_own:
             return await PlainTextResponse(OTHER_PROGRAM, 409)(scope, receive, send)
         if scope["method"] != "POST" or not is_let_in(Request(scope)):  # nothing to do once
             return await self.app(scope, receive, send)
+        tab = scope.get(GUEST, OWNER), name
         last = self._last.get(tab)
         if last is not None and number < last.number:
             return await PlainTextResponse(LATE, 400)(scope, receive, send)
@@ -70,6 +75,11 @@ class Once:
         NOTICES.set(last.told)
         for message in messages:
             await send(message)
+
+    def _forget_guests(self) -> None:
+        for tab in list(self._last):
+            if tab[0] != OWNER:
+                self._last.pop(tab, None)
 
     async def _do(self, scope: Scope, receive: Receive) -> list[Message]:
         """The whole answer, also where nobody waits for it any more."""

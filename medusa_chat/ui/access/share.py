@@ -63,7 +63,7 @@ class Share:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.state = ShareState()
-        self.on_end: Callable[[], None] = lambda: None  # called when a link has ended
+        self.on_end: list[Callable[[], None]] = []  # called when a link has ended
         self._enter = enter
         self._open = tunnel
         self._clock = clock
@@ -101,7 +101,8 @@ class Share:
             timer.cancel()
         if tunnel is not None:
             tunnel.close()
-        self.on_end()
+        for act in self.on_end:
+            act()
 
     def _make(self, turn: int, hours: int) -> None:
         try:
