@@ -100,10 +100,10 @@ RUNS = {
     "python assets/benchmarks/real_model.py FOLDER --rounds 1 --tokens 64": [
         "python assets/benchmarks/real_model.py my-heads --rounds 1 --tokens 8"
     ],
-    "python assets/benchmarks/drafters.py FILE.jsonl --backbone FILE.gguf --count N --tokens N "
-    "--rounds 1": [
-        "python assets/benchmarks/drafters.py question.jsonl --checkpoint my-heads "
-        "--backbone my-heads --count 1 --tokens 8 --rounds 1 --max-context 256"
+    "medusa-chat bench --study drafters --checkpoint smollm2 --backbone FILE.gguf "
+    "--prompts FILE.jsonl --questions N --max-new-tokens N --rounds 1": [
+        "bench --study drafters --checkpoint my-heads --backbone my-heads --questions 1 "
+        f"{QUESTIONS}"
     ],
 }
 

@@ -1,7 +1,6 @@
-"""Answers of gpu.py's models to token ids, and where two of them part."""
+"""Answers of gpu.py's models to token ids."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 from medusa_chat.decoding.engine import Engine
@@ -28,11 +27,3 @@ def events_of(
     chosen = {"temperature": temperature, "max_new_tokens": count, "seed": 0}
     settings = GenerationSettings(name, nodes=len(tree), **chosen)
     return list(engine.generate(ids, engine.drafter(settings, tree), settings))
-
-
-def parted_at(ours: Sequence[int], others: Sequence[int]) -> int | None:
-    """The first place at which two answers differ, one that ends there included; None: nowhere."""
-    for place, (a, b) in enumerate(zip_longest(ours, others)):
-        if a != b:
-            return place
-    return None

@@ -9,16 +9,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import drafters
-from gpu_divergence import QUESTIONS, place_of
+from gpu_divergence import context_of, place_of
 from gpu_part import Bench
 
-from medusa_chat.checkpoints.load import load
+from medusa_chat.bench.studies.peers import drafters
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
-from medusa_chat.runtime.tuner import tune
 from medusa_chat.runtime.worker_process import WorkerProcess
 
 CHAT = [{"role": "user", "content": "What is 5 + 99"}]
@@ -97,19 +95,15 @@ def _said(command: list[str]) -> dict[str, Any]:
 
 
 def speeds(bench: Bench, precision: str) -> Iterator[tuple[str, Any]]:
-    """Of --model: every drafter on the same questions, see drafters.py."""
-    count, length, rounds = bench.either((ASKED, LENGTH, ROUNDS), (1, 12, 1))
-    request = LoadRequest(*place_of(bench), device=bench.device, precision=precision)
+    """Of --model: every drafter on the same questions, as `bench --study drafters`."""
+    sizes = bench.either((ASKED, LENGTH, ROUNDS), (1, 12, 1))
     began = perf_counter()
-    loaded = [model for _, model in load(request)][-1]
-    assert loaded is not None
+    context = context_of(bench, place_of(bench), precision, *sizes)
+    loaded = context.loaded
     yield "seconds of the load", perf_counter() - began
     yield "notes", loaded.info.notes
-    for _ in tune(loaded):
-        pass
+    yield "drafters", list(drafters(context))
     yield "tuned", loaded.info.tree_reason
     if loaded.tuned is not None:
         costs = loaded.tuned.costs
         yield "costs", [costs.sizes, costs.lengths, costs.seconds]
-    asked = drafters.questions(QUESTIONS, count)
-    yield "drafters", drafters.measure(loaded, asked, rounds, length)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_answers import events_of, parted_at
+from gpu_answers import events_of
 from gpu_kernels import FORMATS
 from gpu_part import Bench
 
+from medusa_chat.bench.studies.exactness import parting
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -49,7 +50,7 @@ def _answers_of(family: str, device: torch.device, dtype: torch.dtype) -> dict[s
         plain = _tokens(engine, ROOT, temperature, "none")
         for drafter in DRAFTERS:
             ours = _tokens(engine, TREE, temperature, drafter)
-            found[f"{drafter}, temperature {temperature}"] = parted_at(ours, plain)
+            found[f"{drafter}, temperature {temperature}"] = parting(ours, plain)
     return found
 
 

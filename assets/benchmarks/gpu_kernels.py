@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_answers import events_of, parted_at, prompt_of
+from gpu_answers import events_of, prompt_of
 from gpu_clock import cold
 from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
+from medusa_chat.bench.studies.exactness import parting
 from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
@@ -75,7 +76,7 @@ def recorded_parity(bench: Bench) -> Iterator[tuple[str, Any]]:
                     for way in (TorchStep, CudaGraphStep)
                 )
                 name = f"{precision}, {nodes} nodes, temperature {temperature}: first difference"
-                yield name, parted_at(recorded, by_operators)
+                yield name, parting(recorded, by_operators)
 
 
 def answer(engine: Engine, nodes: int, temperature: float, count: int) -> Sequence[int]:

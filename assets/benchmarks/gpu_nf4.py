@@ -6,7 +6,6 @@ from typing import Any
 
 import bitsandbytes as bnb
 import torch
-from gpu_answers import parted_at
 from gpu_clock import cold
 from gpu_kernels import SMALL, answer
 from gpu_kernels import TINY as TINY_SMALL
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from medusa_chat.bench.harness.random_model import RandomModel, llama_config, random_heads
+from medusa_chat.bench.studies.exactness import parting
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
@@ -116,8 +116,8 @@ def merged_parity(
     engine = engine_of(model, heads)
     plain = answer(engine, 1, 0.0, count)
     return {
-        "merged against loaded": parted_at(plain, loaded),
-        "merged, Medusa against plain": parted_at(answer(engine, 16, 0.0, count), plain),
+        "merged against loaded": parting(plain, loaded),
+        "merged, Medusa against plain": parting(answer(engine, 16, 0.0, count), plain),
         "check of a tree step": check_tree_step(engine.backbone),
     }
 

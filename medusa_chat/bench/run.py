@@ -23,7 +23,7 @@ from medusa_chat.bench.studies.paper_figures import (
     thresholds,
     trees,
 )
-from medusa_chat.bench.studies.peers import peers
+from medusa_chat.bench.studies.peers import drafters, peers
 from medusa_chat.bench.studies.prediction import prediction
 from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
@@ -70,6 +70,7 @@ FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where
     "two-stage": two_stage,
     "report": report_study,
     "roofline": roofline,
+    "drafters": drafters,
     "peers": peers,
     "exactness": exactness,
     "tuner": prediction,

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 MEASURED = "steps, speed, bandwidth, turns, text, load, context, elsewhere"
 ASKING = (  # --prompts
     *("ladder", "trees", "thresholds", "temperatures", "categories", "assisted", "reference"),
-    *("head-count", "report", "peers", "exactness", "tuner"),
+    *("head-count", "report", "drafters", "peers", "exactness", "tuner"),
 )
 FINDINGS = (
     "Run only when named (the paper's findings, other programs): ladder, trees, thresholds, "
     "temperatures, categories, hardware, assisted, reference, head-count, heads, two-stage, "
-    "report, roofline, peers, exactness, tuner"
+    "report, roofline, drafters, peers, exactness, tuner"
 )
 
 

@@ -69,6 +69,14 @@ def test_without_peers_there_are_our_figures_and_the_reasons(request_of, monkeyp
     assert "without the prompt" in table(result)
 
 
+def test_our_drafters_are_timed_alone(request_of):
+    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet, "budget": 0.0}
+    rows = run(request_of, studies=["drafters"], questions=2, **options)["rows"]
+    assert [row["name"] for row in rows[:4]] == [*OURS] and rows[0]["ratio"] == 1
+    same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
+    assert same == [1] * len(OURS)
+
+
 def test_a_peer_answers_in_its_own_process(context, python, tmp_path):
     runs, versions = ask(context, Peer("x", "llama.cpp", python, tmp_path), ASKED, 1, tmp_path)
     assert len(runs) == 2 * context.rounds and versions == ""

@@ -1,4 +1,4 @@
-"""Study "peers": transformers, llama.cpp and vLLM beside our decoding, with the same weights."""
+"""Studies "drafters" and "peers": our decoding, then other programs with the same weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +50,15 @@ COMPILED = ", static and compiled"
 COUNTED = "decoding without the prompt; of an answer the fastest round"
 
 
+def drafters(context: BenchContext) -> Iterator[Row]:
+    """As "peers", of our own decoding alone: every drafter in turns on the same questions."""
+    for _ in tune(context.loaded, context.budget):
+        pass
+    asked = questions(context)
+    found = fastest_of_rounds(context, asked, _ours(context), context.rounds)
+    yield from _rows(asked, found, dict.fromkeys(OURS, context.loaded.info.precision))
+
+
 def peers(context: BenchContext) -> Iterator[Row]:
     """Tokens a second of every program on the same questions at temperature 0, without the prompt;
     tokens a step where it drafts; and how much of plain decoding's texts it gives.
@@ -84,10 +93,7 @@ def _own(
     context: BenchContext, asked: Sequence[Question]
 ) -> tuple[dict[str, AnswerFunction], dict[str, str]]:
     """The contestants of this process, each warmed up by an answer, and why others do not run."""
-    functions: dict[str, AnswerFunction] = {
-        name: partial(page_answer, context, settings=GenerationSettings(drafter=drafter, seed=0))
-        for name, drafter in OURS.items()
-    }
+    functions = _ours(context)
     room = max(len(question.ids) for question in asked) + context.max_new_tokens
     static = compiled(context.loaded.engine.backbone.device, room)
     lookup = {"prompt_lookup_num_tokens": LOOKUP}
@@ -101,6 +107,13 @@ def _own(
         if why := _warm_up(context, name, function, asked[0]):
             missing[name] = why
     return {name: f for name, f in functions.items() if name not in missing}, missing
+
+
+def _ours(context: BenchContext) -> dict[str, AnswerFunction]:
+    return {
+        name: partial(page_answer, context, settings=GenerationSettings(drafter=drafter, seed=0))
+        for name, drafter in OURS.items()
+    }
 
 
 def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run | None:
