@@ -6,13 +6,14 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
 from medusa_chat.training.optimizers import Muon
+from medusa_chat.training.training_state import write_state
 
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 PLACEHOLDER = re.compile(r"\[(name|user|your|city)[^]]*\]", re.IGNORECASE)
@@ -245,7 +246,7 @@ def train(
         step += 1
         checked = step % 100 == 0 or step == recipe.steps
         if checked:
-            save_state(state, model, optimizer_list, step, recipe)
+            save_state(state, model, optimizer_list, step)
         yield step, loss.item(), evaluate(model, held_out) if checked else None
 
 
@@ -273,14 +274,11 @@ def restore_state(path: Path, model, optimizer_list) -> int:
     return saved["step"]
 
 
-def save_state(path: Path, model, optimizer_list, step: int, recipe: Recipe) -> None:
-    """Write the whole training state beside `path`, then put it in place at once."""
+def save_state(path: Path, model, optimizer_list, step: int) -> None:
+    """Write the whole training state, whole or not at all."""
     saved = {
         "model": model.state_dict(),
         "optimizers": [o.state_dict() for o in optimizer_list],
         "step": step,
-        "recipe": asdict(recipe),
     }
-    partial = path.with_suffix(".part")
-    torch.save(saved, partial)
-    partial.replace(path)
+    write_state(path, saved)

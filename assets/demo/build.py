@@ -11,9 +11,9 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,22 +28,22 @@ import dialogues  # noqa: E402
 from backbone import Recipe  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from medusa_chat import paths  # noqa: E402
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.accuracy import counts_of, ranks_of  # noqa: E402
 from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
+from medusa_chat.training.checkpoint_writer import Calibrated  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
 from medusa_chat.training.events import HiddenStates, TrainStep  # noqa: E402
-from medusa_chat.training.path_search import search_paths, tokens_per_step  # noqa: E402
 from medusa_chat.training.short_vocabulary import shortlist  # noqa: E402
 from medusa_chat.training.stage_recipes import HeadRecipe  # noqa: E402
 from medusa_chat.training.trainer import new_heads, train_heads  # noqa: E402
 
 SIZE_LIMIT = 24_000_000
 PROMPT_TOKENS = 400
-SIZES = (1, 2, 4, 8, 16, 32, 64)
 CALIBRATION = "medusa_calibration.json"
 
 
@@ -62,10 +62,6 @@ class Plan:
     head_steps: int = 6000
     head_learning_rate: float = 2e-2
     nodes: int = 64
-    default_nodes: int = 16
-
-
-EARLY = Plan(prompts=300, held_out_prompts=60, head_steps=150)
 
 
 def conversations(data: Path, recipe: Recipe, number: int) -> list[dict]:
@@ -99,35 +95,40 @@ def make_tokenizer(work: Path, rows: list[dict], recipe: Recipe):
     return tokenizer
 
 
+def packed(rows: Iterable[dict], tokenizer, recipe: Recipe, seed: int) -> torch.Tensor:
+    """Conversations as packed rows [n, sequence + 1] of int16."""
+    texts = [backbone.render(row["messages"]) for row in rows]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return backbone.pack(ids, recipe.sequence, seed)
+
+
 def make_tokens(
     work: Path, rows: list[dict], tokenizer, recipe: Recipe, number: int
 ) -> torch.Tensor:
-    """A stage's packed training rows [n, sequence + 1] of int16."""
+    """A stage's packed training rows."""
     path = work / f"tokens-{number}.pt"
     if not path.exists():
-        texts = [backbone.render(row["messages"]) for row in rows]
-        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        torch.save(backbone.pack(ids, recipe.sequence, recipe.seed), path.with_suffix(".part"))
+        tokens = packed(rows, tokenizer, recipe, recipe.seed)
+        torch.save(tokens, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
     return torch.load(path, weights_only=True)
 
 
+def held_out_conversations(data: Path, recipe: Recipe, sgd: int, own: int) -> list[dict]:
+    """Conversations that training never sees: of SGD's dev split and dialogues of another seed."""
+    lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").rstrip("\n").split("\n")
+    rows = [json.loads(line) for line in lines[:sgd]]
+    return rows + list(dialogues.generate(data / "train/templates_raw", own, recipe.seed + 1))
+
+
 def held_out_rows(data: Path, tokenizer, recipe: Recipe) -> torch.Tensor:
-    """Rows that training never sees: SGD's dev split and dialogues of another seed."""
-    lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").split("\n")[:80]
-    rows = [json.loads(line) for line in lines]
-    rows += dialogues.generate(data / "train/templates_raw", 150, recipe.seed + 1)
-    texts = [backbone.render(row["messages"]) for row in rows]
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return backbone.pack(ids, recipe.sequence, 0)
+    return packed(held_out_conversations(data, recipe, 80, 150), tokenizer, recipe, 0)
 
 
 def make_drills(data: Path, tokenizer, recipe: Recipe) -> torch.Tensor:
     """Packed rows of the last steps' drills."""
     rows = dialogues.generate_drills(data / "train/templates_raw", recipe.drills, recipe.seed + 2)
-    texts = [backbone.render(row["messages"]) for row in rows]
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return backbone.pack(ids, recipe.sequence, recipe.seed)
+    return packed(rows, tokenizer, recipe, recipe.seed)
 
 
 def make_backbone(
@@ -136,7 +137,7 @@ def make_backbone(
     drills: torch.Tensor,
     held_out: torch.Tensor,
     recipe: Recipe,
-):
+) -> None:
     """Train the backbone, or take it up where it stopped."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = backbone.new_model(recipe).to(device)
@@ -152,17 +153,11 @@ def make_backbone(
             with log.open("a") as file:
                 file.write(f"{step} {loss:.4f} {checked:.4f} {time.monotonic() - started:.0f}\n")
     bar.close()
-    if not bar.n:
-        saved = torch.load(work / "backbone.pt", weights_only=True)
-        model.load_state_dict(saved["model"])
-    return model
 
 
-def saved_backbone(work: Path, recipe: Recipe, early: bool):
-    """The trained model in eval mode on the CPU or GPU; early: at whatever step it is."""
+def saved_backbone(work: Path, recipe: Recipe):
+    """The trained model in eval mode on the CPU or GPU."""
     saved = torch.load(work / "backbone.pt", weights_only=True)
-    if saved["step"] < recipe.steps and not early:
-        sys.exit(f"the backbone is at step {saved['step']} of {recipe.steps}: see --early")
     model = backbone.new_model(recipe)
     model.load_state_dict(saved["model"])
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -185,18 +180,11 @@ def prompts_of(
     return [list(prompt) for prompt in prompts]
 
 
-def held_out_conversations(data: Path, recipe: Recipe) -> list[dict]:
-    """Conversations of SGD's dev split and dialogues of another seed, as many of each."""
-    lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").rstrip("\n").split("\n")
-    rows = [json.loads(line) for line in lines[:400]]
-    return rows + list(dialogues.generate(data / "train/templates_raw", 400, recipe.seed + 1))
-
-
 def make_prompts(
     data: Path, rows: list[dict], tokenizer, recipe: Recipe, plan: Plan
 ) -> tuple[list[list[int]], list[list[int]]]:
     """(held-out prompts, those of the last stage's rows: half of the sets, half of our own)."""
-    unseen = held_out_conversations(data, recipe)
+    unseen = held_out_conversations(data, recipe, 400, 400)
     asked = prompts_of(unseen, tokenizer, plan.held_out_prompts, recipe.seed)
     prompts: list[list[int]] = []
     for part in (rows[: -recipe.stages[-1].dialogues], rows[-recipe.stages[-1].dialogues :]):
@@ -215,6 +203,19 @@ def make_answers(
     return [answer.example for answer in bar if len(answer.answer_ids) > 2]
 
 
+def all_answers(
+    data: Path, work: Path, model, tokenizer, rows: list[dict]
+) -> tuple[list[Example], list[Example]]:
+    """The answers to prompts of the last stage's rows, sampled and greedy in turn, and to held-out
+    ones, greedy."""
+    plan = Plan()
+    asked, prompts = make_prompts(data, rows, tokenizer, Recipe(), plan)
+    greedy = DistillRecipe(plan.answer_tokens, temperatures=(0.0,))
+    held_out = make_answers(model, asked, greedy, work / "held_out_answers.jsonl")
+    sampled = DistillRecipe(plan.answer_tokens)
+    return make_answers(model, prompts, sampled, work / "answers.jsonl"), held_out
+
+
 def make_heads(
     work: Path, model, examples: list[Example], held_out: list[Example], plan: Plan
 ) -> MedusaHeads:
@@ -230,7 +231,7 @@ def make_heads(
         for event in events:
             if isinstance(event, HiddenStates):
                 continue
-            top1 = " ".join(f"{share:.2f}" for share in event.top1)
+            top1 = " ".join(f"{share:.2f}" for share, *_ in event.top)
             if isinstance(event, TrainStep):
                 bar.update(event.step - bar.n)
                 bar.set_postfix(loss=f"{event.loss:.3f}", top1=top1)
@@ -257,23 +258,10 @@ def make_calibration(
         told = tqdm(held_out, desc="calibration", unit="answer")
         ranks = [rows for example in told for rows in ranks_of(model, heads, example)]
         counts = counts_of(ranks, len(heads))
-        accuracies = [[round(a, 5) for a in row] for row in counts.accuracies]
-        tree = search_paths(ranks, plan.nodes, plan.default_nodes)
-        calibration = {
-            "version": 1,
-            "accuracies": accuracies,
-            "choices": [list(c) for c in tree.choices[1:]],
-            "nodes": plan.default_nodes,
-            "measured_on": f"{len(held_out)} greedy answers of the backbone to held-out prompts",
-            "positions": counts.labels[0],
-            "tokens_per_step": {
-                str(n): round(tokens_per_step(ranks, tree.head(n)), 3)
-                for n in SIZES
-                if n <= len(tree)
-            },
-            "shortlist": shortlist((one.labels for one in answers), model.config.vocab_size),
-        }
-        write_whole(path, json.dumps(calibration) + "\n")
+        what = f"{len(held_out)} greedy answers of the backbone to held-out prompts"
+        found = Calibrated.search(counts.accuracies, plan.nodes, what, counts.labels[0], ranks)
+        listed = shortlist((one.labels for one in answers), model.config.vocab_size)
+        paths.write_text(path, json.dumps(replace(found, shortlist=listed).to_json()) + "\n")
     return json.loads(path.read_text("utf-8"))
 
 
@@ -313,59 +301,40 @@ def publish(folder: Path, output: Path) -> None:
         (output / f"{name}.part").replace(output / name)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    partial = path.with_suffix(".part")
-    partial.write_text(text, "utf-8")
-    partial.replace(path)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="folder with train/ (see README.md)")
     parser.add_argument("--work", type=Path, default=HERE / ".build", help="resumable state")
     parser.add_argument("--output", type=Path, default=HERE)
-    parser.add_argument(
-        "--early",
-        action="store_true",
-        help="take the backbone as far as it is, with fewer answers and steps, for a first look "
-        "(in a work folder of its own)",
-    )
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    recipe, plan = Recipe(), EARLY if arguments.early else Plan()
+    recipe, plan = Recipe(), Plan()
     arguments.work.mkdir(parents=True, exist_ok=True)
     hashes = backbone.data_hashes(arguments.data)
     shown = {"recipe": asdict(recipe), "heads": asdict(plan), "data": hashes}
     print(json.dumps(shown, indent=1))
     texts = [conversations(arguments.data, recipe, n) for n in range(len(recipe.stages))]
     tokenizer = make_tokenizer(arguments.work, texts[0], recipe)
-    rows = texts[-1]
-    if not arguments.early:
-        tokens = [
-            make_tokens(arguments.work, text, tokenizer, recipe, number)
-            for number, text in enumerate(texts)
-        ]
-        held_out = held_out_rows(arguments.data, tokenizer, recipe)
-        for part in tokens:
-            print(f"{len(part) * recipe.sequence:,} training tokens", file=sys.stderr)
-        drills = make_drills(arguments.data, tokenizer, recipe)
-        make_backbone(arguments.work, tokens, drills, held_out, recipe)
-    model = saved_backbone(arguments.work, recipe, arguments.early)
-    finish(arguments, model, tokenizer, rows, recipe, plan)
+    tokens = [
+        make_tokens(arguments.work, text, tokenizer, recipe, number)
+        for number, text in enumerate(texts)
+    ]
+    held_out = held_out_rows(arguments.data, tokenizer, recipe)
+    for part in tokens:
+        print(f"{len(part) * recipe.sequence:,} training tokens", file=sys.stderr)
+    drills = make_drills(arguments.data, tokenizer, recipe)
+    make_backbone(arguments.work, tokens, drills, held_out, recipe)
+    model = saved_backbone(arguments.work, recipe)
+    finish(arguments, model, tokenizer, texts[-1], recipe, plan)
 
 
 def finish(arguments, model, tokenizer, rows: list[dict], recipe: Recipe, plan: Plan) -> None:
     """Everything after the backbone: answers, heads, calibration, checkpoint."""
     work = arguments.work
-    asked, prompts = make_prompts(arguments.data, rows, tokenizer, recipe, plan)
-    greedy = DistillRecipe(plan.answer_tokens, temperatures=(0.0,))
-    held_out = make_answers(model, asked, greedy, work / "held_out_answers.jsonl")
-    sampled = DistillRecipe(plan.answer_tokens)
-    answers = make_answers(model, prompts, sampled, work / "answers.jsonl")
+    answers, held_out = all_answers(arguments.data, work, model, tokenizer, rows)
     heads = make_heads(work, model, answers, held_out, plan)
     calibration = make_calibration(work, model, heads, answers, held_out, plan)
     report(calibration)

@@ -1,8 +1,5 @@
 """Synthetic dialogues that the tiny demo model is trained on (all of them made by rule)."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import random
 import re
@@ -665,14 +662,9 @@ class Words:
 
 
 def load(path: Path, key: str | None = None) -> list:
-    """Read one list from a JSON file; an unreadable file gives an empty list."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    if isinstance(data, dict):
-        data = data.get(key or "", [])
-    return data if isinstance(data, list) else []
+    """Read one list from a JSON file."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return data[key] if key else data
 
 
 def clean(entries: list, extra: Sequence[str] = ()) -> list[str]:
@@ -718,7 +710,7 @@ def read_words(folder: Path) -> Words:
         "colours": list(COLOURS), "jobs": list(JOBS), "sports": list(SPORTS),
         "seasons": list(SEASONS), "hobbies": [h for h in HOBBIES if " " not in h],
     }
-    capitals = read_capitals(folder) or {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
+    capitals = read_capitals(folder)
     words = Words(capitals, read_continents(folder), sorted({*names, *GIRLS, *BOYS}), groups)
     words.cities = sorted(c for c in capitals.values() if CITY.fullmatch(c))
     return words
@@ -1069,14 +1061,14 @@ class Maker:
 
     def continent_turns(self) -> Turns:
         """Ask for continents, with a follow-up."""
-        known = sorted(self.w.continents) or ["France"]
+        known = sorted(self.w.continents)
         turns = []
         for i in range(self.rng.randint(1, 2)):
             country = self.pick(known)
             form = "[And {c}?|What about {c}?|and {c}?]" if i else \
                 "[Which continent is {c} in|On which continent is {c}|What continent is {c} on]?"
-            turns.append((self.x(form, c=the(country)), cap(
-                f"{the(country)} is in {self.w.continents.get(country, 'Europe')}.")))
+            turns.append((self.x(form, c=the(country)),
+                          cap(f"{the(country)} is in {self.w.continents[country]}.")))
         return turns
 
     def language_turns(self) -> Turns:
@@ -1590,13 +1582,9 @@ class Maker:
             question = self.x(ask, **slots)
             made[key] = ((self.x(tell, **slots), self.x(reply, **slots)),
                          (question, self.x(answer, **slots)),
-                         (question, self.x("I do not know {u} yet. [Would you like to tell me|You "
-                                           "have not told me so far]{m}", u=unknown, m="")))
+                         (question, self.x("I do not know {u} yet. [Would you like to tell me?|You "
+                                           "have not told me so far.]", u=unknown)))
         return made
-
-    def early(self, turn: Turn) -> Turn:
-        """End the answer to an early question with the right mark."""
-        return turn[0], turn[1] + ("?" if "Would you" in turn[1] else ".")
 
     def thread(self, most: int = 8) -> Turns:
         """Tell facts, talk of other things, and ask for the facts again."""
@@ -1606,7 +1594,7 @@ class Maker:
             keys.insert(0, "name")
         turns: Turns = []
         if self.chance(0.12):
-            turns.append(self.early(facts[keys[0]][2]))
+            turns.append(facts[keys[0]][2])
         for key in keys:
             turns.append(facts[key][0])
             if self.chance(0.3):
@@ -1615,7 +1603,7 @@ class Maker:
             turns += self.segment(1)[1]
         if self.chance(0.2):
             other = self.pick([k for k in facts if k not in keys])
-            turns.append(self.early(facts[other][2]))
+            turns.append(facts[other][2])
         asked = self.rng.sample(keys, self.rng.randint(1, len(keys)))
         turns += [facts[key][1] for key in asked]
         if self.chance(0.2):
@@ -1719,18 +1707,3 @@ def generate(templates: Path, count: int, seed: int) -> Iterator[dict]:
     for _ in range(count):
         topic, turns = maker.dialogue()
         yield {"source": f"dialogues/{topic}", "messages": messages(maker, turns)}
-
-
-def main() -> None:
-    """Print sample dialogues as JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("templates", type=Path)
-    parser.add_argument("--count", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    for dialogue in generate(options.templates, options.count, options.seed):
-        print(json.dumps(dialogue, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    main()

@@ -27,7 +27,6 @@ from backbone import Recipe, Stage  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from medusa_chat.training.data import Example, collate, group_by_length  # noqa: E402
-from medusa_chat.training.distill import DistillRecipe  # noqa: E402
 
 SIZE_LIMIT = 1_500_000
 SAVED = 300  # steps between two states of the second stage
@@ -70,19 +69,14 @@ class Finish:
 
 
 def make_answers(data: Path, work: Path) -> tuple[list[Example], list[Example]]:
-    """The demo's answers to training prompts, sampled and greedy, and to held-out ones, greedy:
-    build.py's own."""
+    """The demo's answers to training prompts and to held-out ones: build.py's own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    recipe, plan = Recipe(), build.Plan()
+    recipe = Recipe()
     tokenizer = AutoTokenizer.from_pretrained(HERE)
     model = AutoModelForCausalLM.from_pretrained(HERE, dtype=torch.float32).eval()
     rows = build.conversations(data, recipe, len(recipe.stages) - 1)
-    asked, prompts = build.make_prompts(data, rows, tokenizer, recipe, plan)
-    greedy = DistillRecipe(plan.answer_tokens, temperatures=(0.0,))
-    held_out = build.make_answers(model, asked, greedy, work / "held_out_answers.jsonl")
-    sampled = DistillRecipe(plan.answer_tokens)
-    return build.make_answers(model, prompts, sampled, work / "answers.jsonl"), held_out
+    return build.all_answers(data, work, model, tokenizer, rows)
 
 
 def learn_text(model, examples: list[Example], held_out: list[Example], work: Path) -> None:
@@ -140,7 +134,7 @@ def learn_answers(model, examples: list[Example], finish: Finish, state: Path) -
             optimizer.zero_grad(set_to_none=True)
         bar.set_postfix(loss=f"{loss.item():.3f}")
         if (step + 1) % SAVED == 0 or step + 1 == finish.steps:
-            backbone.save_state(state, model, optimizers, step + 1, DRAFT)
+            backbone.save_state(state, model, optimizers, step + 1)
 
 
 @torch.no_grad()

@@ -61,8 +61,7 @@ def held_out_sets(data: Path) -> Iterator[tuple[str, list[dict]]]:
     """(name, conversations that training never saw) of every set, SGD from its dev split."""
     for name in backbone.SETS:
         if name == "sgd":
-            lines = (data / "train/sgd/dev.jsonl").read_text("utf-8").rstrip("\n").split("\n")
-            yield name, [json.loads(line) for line in lines[:ROWS]]
+            yield name, held_out_conversations(data, Recipe(), ROWS, 0)
         else:
             yield name, list(backbone.read_rows(data, name, held_out=True))[:ROWS]
     yield "own dialogues", list(dialogues.generate(templates(data), ROWS, SEED))
@@ -90,7 +89,7 @@ def perplexity(model: LoadedModel, rows: list[dict]) -> tuple[float, float, int]
 def held_out_prompts(data: Path) -> list[list[Message]]:
     """Conversations of SGD's dev split and of our own, cut before a random answer."""
     chance = random.Random(SEED)
-    rows = held_out_conversations(data, Recipe())
+    rows = held_out_conversations(data, Recipe(), 400, 400)
     prompts: list[list[Message]] = []
     for row in chance.sample(rows, PROMPTS):
         turns = [i for i, m in enumerate(row["messages"]) if m["role"] == "assistant"]
