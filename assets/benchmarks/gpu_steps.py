@@ -11,7 +11,7 @@ from gpu_part import Bench
 from gpu_profile import kernel_sums
 
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
-from medusa_chat.checkpoints.memory import held_bytes
+from medusa_chat.bench.studies.step_times import bytes_read
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Step
@@ -63,7 +63,7 @@ def figures(
     if bench.is_dry:
         engine = Engine(CudaGraphStep(engine.backbone), engine.heads)
     yield "steps run by", engine.backend.name
-    read = weight_bytes(engine)
+    read = bytes_read(engine)
     yield "GB of weights that a plain step reads", read / 1e9
     for length in lengths:
         plain: dict[str, Any] = {}
@@ -79,12 +79,6 @@ def figures(
 def label(nodes: int, length: int) -> str:
     """The name of such steps' figures."""
     return f"{nodes} nodes behind {length}"
-
-
-def weight_bytes(engine: Engine) -> int:
-    """Bytes that a plain step reads of the weights: all but the embedding table."""
-    model = engine.backbone.model
-    return held_bytes(model) - int(model.get_input_embeddings().weight.untyped_storage().nbytes())
 
 
 def _figures_of(bench: Bench, engine: Engine, length: int, nodes: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """bench: what Medusa brings on this machine, as ratios from one run, and what was not measured."""
 
 from medusa_chat.bench.bar_chart import chart_svg
-from medusa_chat.bench.harness.context import PROMPTS
 from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import table
 from medusa_chat.bench.html_report import report_html

@@ -39,13 +39,6 @@ from medusa_chat.runtime.tuner import apply_tuning
 Study = Callable[[BenchContext], Iterator[Row]]
 
 
-def elsewhere(context: BenchContext) -> Iterator[Row]:
-    """The host's share of a step, and rows for what this command cannot measure."""
-    yield from host_gaps(context)
-    yield unmeasured("kernels a layer", "kernels", "needs a GPU profile")
-    yield unmeasured("page open / headless", "x", "tests/measure_page.py measures it")
-
-
 STUDIES: dict[str, Study] = {
     "steps": node_counts,
     "speed": race,
@@ -54,7 +47,7 @@ STUDIES: dict[str, Study] = {
     "text": texts,
     "load": memory_and_load,
     "context": contexts,
-    "elsewhere": elsewhere,
+    "host": host_gaps,
 }
 FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where they are named
     "ladder": ladder,
@@ -82,7 +75,7 @@ INPUTS = {
     "reference": " --reference DIR",
 }
 WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage")
-OF_SHAPES = ("steps", "bandwidth", "turns", "context", "elsewhere")
+OF_SHAPES = ("steps", "bandwidth", "turns", "context", "host")
 
 
 def run(

@@ -11,11 +11,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import write_checkpoint
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.bench import STUDIES, chart_svg, run, run_shape, table
-from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import row, unmeasured
@@ -43,11 +41,6 @@ CPU = LoadRequest(device="cpu", precision="fp32")
 QUIET = {"rounds": 1, "progress": lambda message: None, "budget": 0.0}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(write_checkpoint(tmp_path_factory.mktemp("bench") / "model"))
-
-
 @pytest.fixture(autouse=True)
 def costs(monkeypatch):
     """Step times are made up (the real ones are test_tuner.py's), the bandwidth's buffer small."""
@@ -68,30 +61,27 @@ def by_name(result):
     return {row["name"]: row for row in result["rows"]}
 
 
-def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(folder):
-    request = LoadRequest(folder, device="cpu", precision="fp32")
+def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(request_of):
     studies = [name for name in STUDIES if name not in ("speed", "load")]
-    result = run(request, max_new_tokens=8, tree="auto", studies=studies, **QUIET)
+    result = run(request_of, max_new_tokens=8, tree="auto", studies=studies, **QUIET)
     rows = by_name(result)
     for name in ("step of 1 node", "step of 16 nodes", "read bandwidth", "text of a token"):
         assert rows[name]["value"] > 0, name
     assert rows["step of 1 node"]["ratio"] == 1
     assert rows["first token of a later turn"]["against"] == "a bare pass over these 24"
     assert "not measured: the context holds 256 tokens" in table(result)
-    assert rows["kernels a layer"]["value"] is None
+    assert 0 < rows["host gap in a step, plain"]["value"] < 1
     assert "PUBLISHED" in rows["tuned / plain, expected"]["note"]
     assert result["machine"]["device"].startswith("cpu (")
     kept = list(tuning_store.all_tunings())
-    assert len(kept) == 1 and kept[0].place.model == folder
+    assert len(kept) == 1 and kept[0].place.model == request_of.checkpoint
 
 
-def test_the_roofline_is_the_slower_of_reading_and_multiplying(folder, monkeypatch):
+def test_the_roofline_is_the_slower_of_reading_and_multiplying(study, context, monkeypatch):
     monkeypatch.setattr(roofline_module, "read_rates", lambda context: [1e9, 2e9])
     monkeypatch.setattr(roofline_module, "_peak", lambda context: 4e9)
-    request = LoadRequest(folder, device="cpu", precision="fp32")
-    result = run(request, max_new_tokens=8, tree="auto", studies=["roofline"], **QUIET)
-    rows, weights = by_name(result), bytes_read_of(folder)
-    named = AutoModelForCausalLM.from_pretrained(folder).named_parameters()
+    rows, weights = study("roofline"), bytes_read(context.loaded.engine)
+    named = AutoModelForCausalLM.from_pretrained(context.request.checkpoint).named_parameters()
     multiplied = sum(p.numel() for name, p in named if "embed_tokens" not in name)
     for nodes, label in ((1, "step of 1 node"), (8, "step of 8 nodes")):
         least = 1e3 * max(weights / 2e9, 2 * multiplied * nodes / 4e9)
@@ -100,19 +90,10 @@ def test_the_roofline_is_the_slower_of_reading_and_multiplying(folder, monkeypat
     assert "arithmetic" in rows["step of 8 nodes"]["note"]
 
 
-def bytes_read_of(folder):
-    request = LoadRequest(folder, device="cpu", precision="fp32")
-    loaded = read_model(request, QUIET["progress"])
-    context = BenchContext(request, loaded, "auto", 1, 4, QUIET["progress"])
-    return bytes_read(context)
-
-
 @pytest.mark.parametrize("name", OURS)
-def test_the_race_decodes_as_the_page_does(folder, name, monkeypatch):
+def test_the_race_decodes_as_the_page_does(context, name, monkeypatch):
     """The same recording of details as `reply`, which the page and `generate` use."""
-    request = LoadRequest(folder, device="cpu", precision="fp32")
-    loaded = read_model(request, QUIET["progress"])
-    asked = []
+    loaded, asked = context.loaded, []
     for method in ("drafter", "generate"):
         real = getattr(loaded.engine, method)
 
@@ -128,15 +109,12 @@ def test_the_race_decodes_as_the_page_does(folder, name, monkeypatch):
     list(reply(loaded, Reply(Fresh([{"role": "user", "content": "Hello"}]), settings)))
     of_the_page = asked[:2]
     asked.clear()
-    context = BenchContext(request, loaded, "auto", 1, 4, QUIET["progress"], 0.0)
     _ours(name, context).answer(Question([1, 2, 3], ""))
     assert asked == of_the_page == [("drafter", True), ("generate", True)]
 
 
-def test_a_load_is_measured_in_a_process_of_its_own(folder):
-    request = LoadRequest(folder, device="cpu", precision="fp32")
-    result = run(request, max_new_tokens=8, tree="auto", studies=["load"], **QUIET)
-    rows = by_name(result)
+def test_a_load_is_measured_in_a_process_of_its_own(study):
+    rows = study("load")
     assert rows["load"]["value"] > 0
     assert rows["peak memory"]["value"] > 0
 
@@ -185,9 +163,8 @@ def test_shapes_have_the_sizes_they_are_named_for(name, billions):
 
 def test_a_plain_step_reads_every_weight_but_the_embedding():
     loaded = load_shape(TINY, CPU)
-    context = BenchContext(CPU, loaded, "auto", 1, 1, print)
     whole = loaded.info.parameters * 4
-    assert bytes_read(context) == whole - TINY.vocabulary * TINY.hidden * 4
+    assert bytes_read(loaded.engine) == whole - TINY.vocabulary * TINY.hidden * 4
 
 
 def test_a_shape_in_4_bits_is_multiplied_in_c(library):
@@ -202,7 +179,7 @@ def test_a_shape_in_4_bits_is_refused_in_words_without_a_compiler(monkeypatch):
         load_shape(TINY, replace(CPU, precision="nf4"))
 
 
-def test_an_unknown_study_is_refused_before_it_costs_anything(folder):
+def test_an_unknown_study_is_refused_before_it_costs_anything():
     with pytest.raises(UsageError, match="choose one of steps"):
         run_shape(TINY, CPU, studies=("speeed",), **QUIET)
 
@@ -216,44 +193,35 @@ def test_rows_that_were_not_measured_are_shown_and_not_left_out():
     assert set(rows[0]) == set(rows[1])
 
 
-FEW = {"max_new_tokens": 12, "tree": "auto", **QUIET}
-
-
-def findings(folder, name, **options):
-    request = LoadRequest(folder, device="cpu", precision="fp32")
-    return run(request, studies=[name], **FEW, **options)
-
-
 @pytest.mark.parametrize("name", ["ladder", "trees", "thresholds", "temperatures", "hardware"])
-def test_every_finding_fills_its_rows(folder, name, monkeypatch):
+def test_every_finding_fills_its_rows(study, name, monkeypatch):
     monkeypatch.setattr(findings_module, "SIZES", (8, 16))
     monkeypatch.setattr(findings_module, "DENSE_EACH", 1)
-    result = findings(folder, name)
-    measured = [found for found in result["rows"] if found["value"] is not None]
+    measured = [found for found in study(name).values() if found["value"] is not None]
     assert len(measured) >= 7
     for found in measured:
         assert found["min"] <= found["value"] <= found["max"], found
         assert name in found["command"]
 
 
-def test_temperatures_are_measured_for_every_acceptance(folder):
-    rows = by_name(findings(folder, "temperatures"))
+def test_temperatures_are_measured_for_every_acceptance(study):
+    rows = study("temperatures")
     assert len(rows) == 15 and {"exact at 0.0", "typical-sampled at 1.0"} <= set(rows)
     assert all(1 <= row["value"] <= 6 for row in rows.values())  # five heads at most
 
 
-def test_categories_are_those_of_the_file(folder, tmp_path):
+def test_categories_are_those_of_the_file(study, tmp_path):
     file = tmp_path / "questions.jsonl"
     kinds = ["writing", "maths", "writing"]
     lines = [json.dumps({"category": kind, "turns": ["hello", "again"]}) for kind in kinds]
     file.write_text("\n".join(lines), "utf-8")
-    rows = by_name(findings(folder, "categories", prompts=file))
+    rows = study("categories", prompts=file)
     assert set(rows) == {"maths", "maths: speed", "writing", "writing: speed"}
-    assert by_name(findings(folder, "categories"))["speedup by category"]["value"] is None
+    assert study("categories")["speedup by category"]["value"] is None
 
 
-def test_the_model_of_hardware_prints_the_papers_intensities(folder):
-    rows = by_name(findings(folder, "hardware"))
+def test_the_model_of_hardware_prints_the_papers_intensities(study):
+    rows = study("hardware")
     assert rows["33B linear, batch 1, q 1"]["value"] == pytest.approx(1.0, abs=0.01)
     assert "MODEL" in rows["7B on H200"]["note"]
 
@@ -288,11 +256,11 @@ class MedusaModelLlama(LlamaForCausalLM):
 """
 
 
-def test_a_checkout_of_the_reference_decodes_with_our_weights_and_is_counted(folder, tmp_path):
+def test_a_checkout_of_the_reference_decodes_with_our_weights_and_is_counted(study, tmp_path):
     code = tmp_path / "medusa" / "model"
     code.mkdir(parents=True)
     (code / "medusa_model.py").write_text(CHECKOUT, "utf-8")
-    rows = by_name(findings(folder, "reference", reference=tmp_path))
+    rows = study("reference", reference=tmp_path)
     sizes = sorted(
         int(name.split()[2]) for name in rows if name.endswith("nodes") and "the" in name
     )
@@ -303,30 +271,30 @@ def test_a_checkout_of_the_reference_decodes_with_our_weights_and_is_counted(fol
     assert "medusa.model.medusa_model" not in sys.modules
 
 
-def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(folder, tmp_path):
+def test_a_folder_that_is_no_checkout_of_the_reference_is_refused(study, tmp_path):
     with pytest.raises(UsageError, match="not a checkout of FasterDecoding/Medusa"):
-        findings(folder, "reference", reference=tmp_path)
-    row = by_name(findings(folder, "reference"))["medusa / the reference"]
+        study("reference", reference=tmp_path)
+    row = study("reference")["medusa / the reference"]
     assert row["value"] is None and "--reference DIR" in row["note"]
 
 
-def test_heads_that_read_the_root_are_not_timed_as_the_references(folder, tmp_path):
+def test_heads_that_read_the_root_are_not_timed_as_the_references(study, request_of, tmp_path):
     """The reference would leave out the part that it does not know, and draft something else."""
-    shutil.copytree(folder, tmp_path / "model")
+    shutil.copytree(request_of.checkpoint, tmp_path / "model")
     file = tmp_path / "model" / "medusa_lm_head.safetensors"
     heads = heads_of(load_file(file))
     heads.root_weight = torch.nn.Parameter(torch.zeros(len(heads), *heads.weight.shape[2:]))
     save_file(tensors_of(heads), file)
-    found = findings(str(tmp_path / "model"), "reference", reference=tmp_path)
-    row = by_name(found)["medusa / the reference"]
+    other = replace(request_of, checkpoint=str(tmp_path / "model"))
+    row = study("reference", other, reference=tmp_path)["medusa / the reference"]
     assert row["value"] is None and "--no-root" in row["note"]
 
 
-def test_the_ladder_has_a_step_for_medusa_2_where_its_checkpoint_is_named(folder):
-    rows = by_name(findings(folder, "ladder", medusa_2=Path(folder)))
+def test_the_ladder_has_a_step_for_medusa_2_where_its_checkpoint_is_named(study, request_of):
+    rows = study("ladder", medusa_2=Path(request_of.checkpoint))
     joint = [name for name in rows if name.startswith("Medusa-2")]
     assert len(joint) == 2 and all(rows[name]["value"] for name in joint)
-    assert by_name(findings(folder, "ladder"))["Medusa-2"]["value"] is None
+    assert study("ladder")["Medusa-2"]["value"] is None
 
 
 def test_the_picture_has_a_bar_for_every_measured_row_and_no_text_of_others():

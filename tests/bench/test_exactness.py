@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from medusa_chat.bench import run
 from medusa_chat.bench.harness.answers import page_run, questions, spread, spread_order
-from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import matching_baseline
 from medusa_chat.bench.studies import exactness
 from medusa_chat.bench.studies.exactness import (
@@ -20,37 +18,25 @@ from medusa_chat.bench.studies.exactness import (
 )
 
 
-def quiet(message):
-    pass
+@pytest.fixture
+def context(context):
+    return replace(context, max_new_tokens=12, questions=2)
 
 
-@pytest.fixture(scope="module")
-def context(request_of):
-    return BenchContext(
-        request_of, read_model(request_of, quiet), "auto", 1, 12, quiet, 0.0, questions=2
-    )
-
-
-def rows_of(request, questions=1, **options):
-    options |= {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet}
-    rows = run(request, studies=["exactness"], questions=questions, **options)["rows"]
-    return {row["name"]: row for row in rows}
-
-
-def test_a_precision_that_is_asked_for_is_the_only_one(request_of, monkeypatch):
+def test_a_precision_that_is_asked_for_is_the_only_one(study, request_of, monkeypatch):
     monkeypatch.setattr(exactness, "LONG", 60)
-    named = rows_of(replace(request_of, precision="bf16"))
+    named = study("exactness", replace(request_of, precision="bf16"), questions=1)
     assert named and all(name.startswith("bf16, ") for name in named)
 
 
-def test_after_its_minutes_no_question_is_asked(request_of, monkeypatch):
+def test_after_its_minutes_no_question_is_asked(study, monkeypatch):
     """The first of each kind is asked whatever it takes, so that no row is empty."""
     monkeypatch.setattr(exactness, "LONG", 60)
-    named = rows_of(replace(request_of, precision="fp32"), questions=3, minutes=1e-6)
+    named = study("exactness", questions=3, minutes=1e-6)
     assert {row["unit"] for row in named.values()} == {"of 1"}
 
 
-def test_a_second_run_asks_what_the_first_had_no_time_for(request_of, monkeypatch):
+def test_a_second_run_asks_what_the_first_had_no_time_for(study, request_of, monkeypatch):
     """Together the two ask each question; a kind of which none is left has no rows."""
     monkeypatch.setattr(exactness, "LONG", 60)
     monkeypatch.setattr(exactness, "LONG_COUNT", 1)
@@ -62,10 +48,10 @@ def test_a_second_run_asks_what_the_first_had_no_time_for(request_of, monkeypatc
 
     monkeypatch.setattr(exactness, "page_run", spy)
     of = replace(request_of, precision="bf16")
-    rows_of(of, questions=3, minutes=1e-6)
+    study("exactness", of, questions=3, minutes=1e-6)
     first = set(map(tuple, asked))
     asked.clear()
-    rows = rows_of(of, questions=3, after=1)
+    rows = study("exactness", of, questions=3, after=1)
     second = set(map(tuple, asked))
     assert {row["unit"] for row in rows.values()} == {"of 2"}
     assert len(rows) == len(MODES) * len(DRAFTERS)
@@ -80,9 +66,9 @@ def test_the_first_questions_are_spread_over_the_file(count):
         assert {place // 20 for place in order[:8]} == {0, 1, 2, 3}
 
 
-def test_both_precisions_and_long_prompts_are_the_same(request_of, monkeypatch):
+def test_both_precisions_and_long_prompts_are_the_same(study, request_of, monkeypatch):
     monkeypatch.setattr(exactness, "LONG", 60)
-    named = rows_of(replace(request_of, precision="auto"))
+    named = study("exactness", replace(request_of, precision="auto"), questions=1)
     assert {
         f"{p}, {mode}: {d}" for p in ("fp32", "bf16") for mode in MODES for d in DRAFTERS
     } < set(named)

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.checkpoints import write_checkpoint
 
-from medusa_chat.bench import run
-from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.studies import head_shapes, kept_stages
 from medusa_chat.bench.studies.kept_answers import (
     last_answer,
@@ -18,17 +15,10 @@ from medusa_chat.bench.studies.kept_answers import (
     states_before,
 )
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest
 from medusa_chat.training.accuracy import ranks_of
 from medusa_chat.training.data import Example
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.trainer import new_heads
-
-
-@pytest.fixture(scope="module")
-def request_of(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("kept") / "model", heads=5)
-    return LoadRequest(str(folder), device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +34,8 @@ def answers(tmp_path_factory):
 
 
 @pytest.fixture
-def context(request_of, answers):
-    loaded = read_model(request_of, lambda message: None)
-    return BenchContext(request_of, loaded, "auto", 1, 8, lambda message: None, data=answers)
+def context(context, answers):
+    return replace(context, data=answers)
 
 
 def test_the_last_answer_alone_is_learnt_up_to_its_end():
@@ -93,17 +82,11 @@ def test_nothing_that_is_measured_was_learnt(context):
         read_kept(few)
 
 
-def rows_of(request, study, **options):
-    options = {"rounds": 1, "max_new_tokens": 8, "tree": "auto", **options}
-    rows = run(request, studies=[study], progress=lambda message: None, **options)["rows"]
-    return {row["name"]: row for row in rows}
-
-
-def test_heads_are_compared_by_number_lm_head_and_root(request_of, answers, monkeypatch):
+def test_heads_are_compared_by_number_lm_head_and_root(study, answers, monkeypatch):
     monkeypatch.setattr(head_shapes, "SEEDS", (0,))
     short = replace(head_shapes.ALONE, steps=3, batch_labels=16)
     monkeypatch.setattr(head_shapes, "ALONE", short)
-    rows = rows_of(request_of, "heads", data=answers)
+    rows = study("heads", data=answers)
     assert len(rows) == 4 * 5
     for count in range(1, 6):
         for kind in ("with the root, shared", "without the root, own"):
@@ -112,10 +95,10 @@ def test_heads_are_compared_by_number_lm_head_and_root(request_of, answers, monk
             assert "3 steps of 16 labels" in found["note"]
 
 
-def test_only_the_backbone_of_medusa_2_moves(request_of, answers, monkeypatch):
+def test_only_the_backbone_of_medusa_2_moves(study, answers, monkeypatch):
     monkeypatch.setattr(kept_stages, "STEPS", 4)
     monkeypatch.setattr(kept_stages, "DIRECT_RATE", 0.05)
-    rows = rows_of(request_of, "two-stage", data=answers)
+    rows = study("two-stage", data=answers)
     moved = {name: row["value"] for name, row in rows.items() if row["unit"] == "nats/token"}
     assert moved.pop("medusa-1: KL from the backbone before") == 0
     assert len(moved) == 2 and all(value > 0 for value in moved.values())
@@ -127,8 +110,8 @@ def test_only_the_backbone_of_medusa_2_moves(request_of, answers, monkeypatch):
     assert 1 <= rows["medusa-2, direct"]["value"] <= 6
 
 
-def test_each_number_of_heads_has_a_tree_of_its_own(request_of):
-    rows = rows_of(request_of, "head-count", nodes=8)
+def test_each_number_of_heads_has_a_tree_of_its_own(study):
+    rows = study("head-count", nodes=8)
     for count in range(1, 6):
         name = f"{count} head{'s' * (count > 1)}, 8 nodes"
         assert 1 <= rows[name]["value"] <= count + 1

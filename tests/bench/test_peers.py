@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from support.gguf_models import tiny_model, write_gguf
 
-from medusa_chat.bench import run, table
-from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.peer_process import Peer, PeerFailed, ask, write_as_bf16
 from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.bench.studies import peers
@@ -33,15 +31,6 @@ class Llama:
 """
 
 
-def quiet(message):
-    pass
-
-
-@pytest.fixture(scope="module")
-def context(request_of):
-    return BenchContext(request_of, read_model(request_of, quiet), "auto", 2, 6, quiet, 0.0)
-
-
 @pytest.fixture
 def python(tmp_path, monkeypatch):
     """A Python in whose environment there is a llama_cpp."""
@@ -50,12 +39,10 @@ def python(tmp_path, monkeypatch):
     return Path(sys.executable)
 
 
-def test_without_peers_there_are_our_figures_and_the_reasons(request_of, monkeypatch):
+def test_without_peers_there_are_our_figures_and_the_reasons(study, monkeypatch):
     monkeypatch.setattr(peers, "DTYPES", ("float32",))
     monkeypatch.setattr(peers, "no_compiler", lambda device: "there is no compiler")
-    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet, "budget": 0.0}
-    result = run(request_of, studies=["peers"], questions=2, **options)
-    rows = {row["name"]: row for row in result["rows"]}
+    rows = study("peers", questions=2)
     own = [*OURS, "transformers, float32", "transformers, float32, prompt lookup"]
     for name in own:
         assert rows[name]["value"] > 0 and rows[name]["against"] == PLAIN
@@ -66,12 +53,11 @@ def test_without_peers_there_are_our_figures_and_the_reasons(request_of, monkeyp
     assert "--llama-cpp PYTHON and a GGUF file" in reasons["llama.cpp"]
     assert "--vllm PYTHON" in reasons["vLLM, bf16, eager"]
     assert "--no-root" in reasons["vLLM, bf16, eager, exported heads"]
-    assert "without the prompt" in table(result)
+    assert "without the prompt" in rows[PLAIN]["note"]
 
 
-def test_our_drafters_are_timed_alone(request_of):
-    options = {"rounds": 1, "max_new_tokens": 6, "tree": "auto", "progress": quiet, "budget": 0.0}
-    rows = run(request_of, studies=["drafters"], questions=2, **options)["rows"]
+def test_our_drafters_are_timed_alone(study):
+    rows = list(study("drafters", questions=2).values())
     assert [row["name"] for row in rows[:4]] == [*OURS] and rows[0]["ratio"] == 1
     same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
     assert same == [1] * len(OURS)

@@ -1,51 +1,21 @@
 """Studies with a draft model. No figure of this file is a measurement."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.checkpoints import write_checkpoint
 from support.families import tiny
 
-from medusa_chat.bench import run
 from medusa_chat.bench.harness import hf_baseline
-from medusa_chat.bench.harness.context import BenchContext
+from medusa_chat.bench.harness.context import with_checkpoint
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.studies import kept_answers
-from medusa_chat.checkpoints.load import load
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("studies") / "model", heads=5)
-
-
-@pytest.fixture
-def context(folder):
-    *_, (_, loaded) = load(request(folder))
-    return BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None)
-
-
-def request(folder):
-    return LoadRequest(str(folder), device="cpu", precision="fp32")
-
-
-def study(folder, name, **options):
-    result = run(
-        request(folder),
-        rounds=1,
-        max_new_tokens=14,
-        tree="auto",
-        progress=lambda message: None,
-        studies=[name],
-        **options,
-    )
-    return {row["name"]: row for row in result["rows"]}
-
-
-def test_a_draft_model_that_is_the_model_is_right_in_every_token(folder):
-    rows = study(folder, "assisted", draft=folder)
+def test_a_draft_model_that_is_the_model_is_right_in_every_token(study, request_of):
+    rows = study("assisted", draft=Path(request_of.checkpoint), max_new_tokens=14)
     for length in range(1, 9):
         found = rows[f"draft of {length}"]
         assert found["unit"] == "tokens/step" and found["max"] <= length + 1
@@ -57,18 +27,16 @@ def test_a_draft_model_that_is_the_model_is_right_in_every_token(folder):
     assert rows["transformers generate: speed"]["ratio"] == 1
 
 
-def test_without_a_draft_model_the_row_says_so(folder):
-    assert "--draft" in study(folder, "assisted")["assisted generation"]["note"]
+def test_without_a_draft_model_the_row_says_so(study):
+    assert "--draft" in study("assisted")["assisted generation"]["note"]
 
 
-def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(tmp_path):
+def test_a_draft_model_beside_the_backbone_is_found_and_does_not_disturb_it(context, tmp_path):
     folder = write_checkpoint(tmp_path / "model", heads=1)
     tiny("llama", vocab_size=256, hidden_size=16).save_pretrained(folder / hf_baseline.DRAFT_FOLDER)
-    *_, (_, loaded) = load(request(folder))
-    context = BenchContext(request(folder), loaded, "auto", 1, 8, lambda message: None)
-    found = hf_baseline.read_draft(context, "float32")
+    found = hf_baseline.read_draft(with_checkpoint(context, folder), "float32")
     assert found is not None and found.config.hidden_size == 16
-    assert loaded.engine.backbone.config.hidden_size == 32
+    assert context.loaded.engine.backbone.config.hidden_size == 32
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(context, tmp_path):
@@ -90,8 +58,8 @@ def test_a_draft_models_settings_are_given_back():
 def test_a_stock_answer_leaves_the_pass_over_the_prompt_out(context):
     asked = Question([5, 9, 13, 20], "")
     found, seconds = hf_baseline.read_baseline(context, "float32").answer(asked)
-    assert found.steps == found.stepped == 7  # of 8 tokens the first pass gives one
-    assert len(found.tokens) == 8 and 0 < found.seconds < seconds
+    assert found.steps == found.stepped == 5  # of 6 tokens the first pass gives one
+    assert len(found.tokens) == 6 and 0 < found.seconds < seconds
 
 
 def test_no_compiler_is_said_in_words(monkeypatch):

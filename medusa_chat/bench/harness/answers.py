@@ -104,13 +104,11 @@ def answer(
 
 
 def page_answer(
-    context: BenchContext, question: Question, settings: GenerationSettings, keeps: bool = False
+    context: BenchContext, question: Question, settings: GenerationSettings
 ) -> Run | None:
-    """As `answer`, the way the page and `generate` decode: with details, texts and the budget of
-    nodes that the tuner's times allow. settings: as a user asks for them. keeps: what the cache
-    holds of the prompt is not read again."""
+    """As `page_run`; None where the context has no space for an answer."""
     try:
-        return page_run(context, question, settings, keeps)
+        return page_run(context, question, settings)
     except ContextError:
         return None
 
@@ -118,7 +116,9 @@ def page_answer(
 def page_run(
     context: BenchContext, question: Question, settings: GenerationSettings, keeps: bool = False
 ) -> Run:
-    """As `page_answer`. Raises ContextError where the context has no space for an answer."""
+    """As `answer`, the way the page and `generate` decode: with details, texts and the budget of
+    nodes that the tuner's times allow. settings: as a user asks for them. keeps: what the cache
+    holds of the prompt is not read again. Raises ContextError without space for an answer."""
     loaded, asked = context.loaded, replace(settings, max_new_tokens=context.max_new_tokens)
     resolved, drafter = resolve(loaded, asked)
     if not keeps:

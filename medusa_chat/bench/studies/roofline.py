@@ -20,7 +20,7 @@ def roofline(context: BenchContext) -> Iterator[Row]:
     out, so a step is slower than that."""
     with of_torch(most_threads()):
         rate, peak = max(read_rates(context)), _peak(context)
-    weights = bytes_read(context)
+    weights = bytes_read(context.loaded.engine)
     work = 2 * _multiplied(context)
     yield row("read bandwidth", [rate / 1e9], "GB/s")
     yield row("large product", [peak / 1e9], "GFLOP/s")

@@ -9,6 +9,7 @@ from medusa_chat.bench.harness.answers import Variant, answer
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -90,7 +91,7 @@ def bandwidth(context: BenchContext) -> Iterator[Row]:
         seconds = _times(context, profiler, 1, profiler.lengths[0], 10)
     finally:
         profiler.leave()
-    count = bytes_read(context)
+    count = bytes_read(context.loaded.engine)
     yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s")
     best = median(rates)
     shares = [count / best / second for second in seconds]
@@ -100,10 +101,10 @@ def bandwidth(context: BenchContext) -> Iterator[Row]:
     yield row("plain step, of bandwidth", shares, "share", "read bandwidth", None, note)
 
 
-def bytes_read(context: BenchContext) -> int:
+def bytes_read(engine: Engine) -> int:
     """Bytes of the weights that a plain step must read, each once, without the embedding table, of
     which it reads one row."""
-    model = context.loaded.engine.backbone.model
+    model = engine.backbone.model
     embedding = model.get_input_embeddings().weight
     head = getattr(
         model.get_output_embeddings(), "weight", None
