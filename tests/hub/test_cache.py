@@ -1,7 +1,6 @@
 """What lies in the cache: sizes, removal, half a snapshot, huggingface_hub's own files."""
 
 import errno
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -128,18 +127,6 @@ def test_what_is_cached_is_found_and_nobody_is_asked(server: Hub) -> None:
     assert (place / "medusa_lm_head.safetensors").is_file() and events[-1].phase == "done"
     assert len(server.requests) == before
     assert hub.find(BASE) is None  # only what was asked for
-
-
-def test_a_stopped_pull_gives_no_half_folder(server: Hub) -> None:
-    name, _ = big(server)
-    server.faults = [Fault(f"/cdn/.*{name}", "slow", after=MB, rate=50_000)]
-    stop = threading.Event()
-
-    for event in hub.pull(hub.plan(BASE), stop):
-        if event.done > MB:
-            stop.set()
-    assert event.phase == "cancelled"
-    refusal("offline", "only partly in the cache", lambda: hub.resolve(BASE))
 
 
 def test_a_cached_main_serves_a_preset_that_pins_another(server: Hub) -> None:

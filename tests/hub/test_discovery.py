@@ -20,7 +20,6 @@ from support.hub_server import Fault, Hub, HubRepo
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
-from medusa_chat.hub import cached_file
 
 
 def repos_named_medusa() -> dict[str, HubRepo]:
@@ -128,14 +127,6 @@ def test_source_reads_a_server_without_ranges_and_the_cache(server: Hub) -> None
     before = server.sent
     assert hub.HubSource(BASE).read(SHARD, 100, 50) == content[100:150]
     assert server.sent == before
-
-
-def test_a_lock_is_let_go_of(server: Hub) -> None:
-    plan = hub.plan(BASE)
-    fetch(plan)
-    file = plan.parts[0].files[0].file
-    with cached_file.locked(hub.cache.storage(BASE) / "blobs" / file.blob, file):
-        pass
 
 
 def test_inspect_of_an_id_reads_headers_and_configs_only(server: Hub, tmp_path: Path) -> None:

@@ -81,8 +81,3 @@ def test_events_add_up_and_tell_a_speed(server: Hub) -> None:
     timed = [event for event in events if event.speed]
     assert timed and all(event.left_seconds >= 0 for event in timed)
     assert all(0 < event.speed < 8 * MB for event in timed)
-
-
-def test_speed_is_of_the_last_seconds() -> None:
-    speed = hub.download.Speed()
-    assert speed.at(0) is None
