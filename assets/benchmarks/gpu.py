@@ -42,8 +42,6 @@ PARTS = (  # what tells most first: the last ones may find no time
     Part(EXACT, "gpu_divergence:model", 120),
     Part("generate", "gpu_generate:dynamic", 90),
     Part("8b-bf16", "gpu_steps:steps", 120, {**BF16, "lengths": LONG}),
-    Part("layer-times", "gpu_kernels:layer_times", 60),
-    Part("attention-times", "gpu_kernels:attention_times", 60),
     Part("quantised-products", "gpu_nf4:product_times", 60, {}, QUANTISED),
     Part("7b-shortlist", "gpu_steps:steps", 90, {**FP16, "lengths": SHORT[:1], "shortlist": 8192}),
     Part("7b-int8", "gpu_nf4:steps", 90, {"lengths": SHORT[:1], "bits": 8}, QUANTISED),

@@ -7,26 +7,21 @@ from typing import Any
 
 import torch
 from gpu_answers import events_of, prompt_of
-from gpu_clock import cold
 from gpu_part import Bench
 
 from medusa_chat.bench.harness.random_model import RandomModel, load_shape
 from medusa_chat.bench.studies.exactness import parting
-from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
-from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.auto_tree import source_tree
-from medusa_chat.trees.shapes import chain
 
 FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WIDTHS = (128, 64, 256)
 SMALL = RandomModel("small", 512, 1376, 4, 8, 4, 4096, 4096)
 SIZES = fused_kernels.Sizes(128_256, 4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
-TINY_SIZES = fused_kernels.Sizes(96, 64, (4, 2), 16, 128)
 TINY = RandomModel("tiny", 64, 128, 2, 4, 2, 96, 256, heads=3)
 PROMPT = 200  # tokens
 NONE = "no kernel runs here: torch computes in its place"
@@ -85,35 +80,3 @@ def answer(engine: Engine, nodes: int, temperature: float, count: int) -> Sequen
     tree = source_tree(None, len(engine.heads or ())).head(nodes)
     engine.forget()
     return events_of(engine, prompt, tree, count, temperature)[-1].token_ids
-
-
-def attention_times(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Milliseconds of one 64-row call at Llama-3.1-8B's sizes: plain and split."""
-    by_words = split_attention.split_tree_attention
-    heads, key_heads, width = bench.either((32, 8, 128), (4, 2, 16))
-    device, dtype = bench.device, bench.either(torch.bfloat16, torch.float32)
-    nodes = NodeMask.of(TreeTensors.of(chain(63), torch.device(device)), None)
-    for keys in (1024, 8192, 32768):
-        query = torch.randn(1, heads, 64, width, device=device, dtype=dtype)
-        key = torch.randn(1, key_heads, keys, width, device=device, dtype=dtype)
-        mask = torch.zeros(1, 1, 64, keys, device=device, dtype=dtype)
-        words = nodes.behind(keys - 64)[None, None]
-        for name, way, seen in (("plain", tree_attention, mask), ("split", by_words, words)):
-            call = partial(way, query, key, key, seen, 0.1)
-            yield f"{name}, {keys} keys", cold(device, call, bench.either(15, 1))
-
-
-def layer_times(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """Milliseconds of what stands between the products of an 8B's layer, and of what reads its
-    logits: by torch and by ours."""
-    device, dtype = torch.device(bench.device), bench.either(torch.bfloat16, torch.float32)
-    sizes = bench.either(SIZES, TINY_SIZES)
-    for rows in (1, 16, 64):
-        for name, what in fused_kernels.NAMES.items():
-            given = fused_kernels.arguments(name, sizes, rows, device, dtype, dtype)
-            ways = {"torch": fused_kernels.twin(name)}
-            if not bench.is_dry:
-                ways["ours"] = fused_kernels.own(name)
-            for way, call in ways.items():
-                spent = cold(bench.device, partial(call, *given), bench.either(15, 1))
-                yield f"{what}, {rows} rows, {way}", spent
