@@ -96,7 +96,7 @@ def learn_text(model, examples: list[Example], held_out: list[Example], work: Pa
     model.load_state_dict(torch.load(state, weights_only=True)["model"])
 
 
-def batches(examples: list[Example], finish: Finish) -> Iterator[list[list[Example]]]:
+def batches(examples: list[Example], finish: Finish) -> Iterator[list[Example]]:
     """finish.steps of them, epoch after epoch."""
     epoch, left = 0, finish.steps
     while left:
@@ -106,7 +106,7 @@ def batches(examples: list[Example], finish: Finish) -> Iterator[list[list[Examp
         epoch, left = epoch + 1, left - len(groups)
 
 
-def answer_logits(model, group: list[list[Example]]) -> tuple[torch.Tensor, torch.Tensor]:
+def answer_logits(model, group: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [n, V] before each token of the answers, and the tokens [n]."""
     batch = collate(group)
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state[:, :-1]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.training.data import Example
@@ -33,10 +34,10 @@ class RankCounts:
         return [[hit / max(count, 1) for hit in hits] for hits, count in pairs]
 
 
-def counts_of(answers: Sequence[Answer], heads: int, ranks: int = RANKS) -> RankCounts:
+def counts_of(answers: Sequence[Answer], heads: int) -> RankCounts:
     """The counts over every label of the answers (`ranks_after`), whose labels are all their
     tokens."""
-    hits, labels = [[0] * ranks for _ in range(heads)], [0] * heads
+    hits, labels = [[0] * RANKS for _ in range(heads)], [0] * heads
     for row in (row for answer in answers for row in answer):
         for head, rank in enumerate(row):
             labels[head] += 1
@@ -56,23 +57,18 @@ def states_of(engine: Engine, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def ranks_of(
-    model: Any,
-    heads: MedusaHeads,
-    example: Example,
-    ranks: int = RANKS,
-    lm_head: LMHead | None = None,
-    listed: Sequence[int] = (),
+    model: Any, heads: MedusaHeads, example: Example, listed: Sequence[int] = ()
 ) -> list[Answer]:
     """The ranks of each answer of an example, its runs of labels, for `path_search`: a row for each
     label as the root, and in it for head k the rank from 0 of the token k + 1 places later, None
-    where that is not among the first `ranks`. lm_head: None is the model's own output layer.
-    listed: the tokens that are drafted, where not all are: the others take no rank."""
+    where that is not among the first RANKS. listed: the tokens that are drafted, where not all are:
+    the others take no rank."""
     ids = torch.tensor(example.ids, device=heads.weight.device)
     hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-    settings = heads, lm_head or model.get_output_embeddings(), ranks, listed
+    lm_head = LogitHead(model.get_output_embeddings(), model.config.get_text_config())
     with half_precision(hidden):
         return [
-            ranks_after(hidden[start - 1 : end - 1], example.ids[start:end], *settings)
+            ranks_after(hidden[start - 1 : end - 1], example.ids[start:end], heads, lm_head, listed)
             for start, end in _answers(example)
         ]
 
@@ -92,7 +88,6 @@ def ranks_after(
     answer: Sequence[int],
     heads: MedusaHeads,
     lm_head: LMHead,
-    ranks: int,
     listed: Sequence[int] = (),
 ) -> list[list[int | None]]:
     """As ranks_of, from hidden [n, d] in the backbone's dtype: the states before each of one
@@ -103,7 +98,7 @@ def ranks_after(
     for states, some in zip(hidden.split(ROWS), roots.split(ROWS), strict=True):
         logits = heads(states, some, lm_head)
         logits = logits[..., tokens] if listed else logits
-        best = logits.topk(min(ranks, logits.shape[-1])).indices
+        best = logits.topk(min(RANKS, logits.shape[-1])).indices
         parts.append(tokens[best] if listed else best)
     return ranks_in(torch.cat(parts, dim=1).tolist(), answer)
 

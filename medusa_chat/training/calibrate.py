@@ -19,7 +19,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import RANKS, counts_of, ranks_after, states_of
+from medusa_chat.training.accuracy import counts_of, ranks_after, states_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
@@ -110,7 +110,7 @@ def _search(loaded: LoadedModel, answers: Sequence[Greedy], nodes: int, sources:
     """The calibration with the best tree, and with the checkpoint's shortlist, or a first one where
     the answers are enough for it."""
     vocabulary, ranks = loaded.engine.backbone.vocabulary, [answer.ranks for answer in answers]
-    counts = counts_of(ranks, loaded.info.heads, min(RANKS, vocabulary))
+    counts = counts_of(ranks, loaded.info.heads)
     if not any(counts.labels):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
     measured_on = f"{len(answers)} greedy answers of the backbone to {sources}"
@@ -156,8 +156,7 @@ def _ranks(loaded: LoadedModel, prompt: list[int], answer: list[int]) -> AnswerR
     assert heads is not None
     hidden = states_of(engine, torch.tensor(prompt + answer, device=backbone.device))
     listed = [] if heads.shortlist is None else heads.shortlist.tolist()
-    settings = heads, backbone.lm_head, min(RANKS, backbone.vocabulary), listed
-    return ranks_after(hidden[len(prompt) - 1 : -1], answer, *settings)
+    return ranks_after(hidden[len(prompt) - 1 : -1], answer, heads, backbone.lm_head, listed)
 
 
 def _answer(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Finished:

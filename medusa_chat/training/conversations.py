@@ -2,7 +2,7 @@
 
 JSON and JSONL of ShareGPT (`conversations` of from/value), UltraChat (`messages`, or `data`),
 MT-Bench (`turns`), AlpacaEval (`instruction`), `prompt` and `text` rows; parquet of the same; and
-plain text. Errors name the file and the line of a row.
+plain text. Errors name the file, and the line or number of a row.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message, without_broken_characters
 from medusa_chat.training.data_files import rows_of
 
-SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = ("system", "user", "assistant")
 ANSWERS = ("output", "response", "completion", "answer")  # to an instruction or a prompt
 SPEAKERS = {

@@ -1,7 +1,6 @@
-"""Example and Batch: conversations as token ids with their labels, batched or packed into rows."""
+"""Example and Batch: conversations as token ids with their labels, and batches of them."""
 
 import random
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -30,43 +29,22 @@ class Example:
         return [token for token, is_label in zip(self.ids, self.is_label, strict=True) if is_label]
 
 
-PackedRows = Sequence[Sequence[Example]]  # [row][example]
-
-
 @dataclass(frozen=True)
 class Batch:
-    """Rows of examples, padded on the right with id 0: ids [b, t] int64, is_label [b, t] bool.
-    owners [b, t] int64 is the index in `examples` that a token belongs to (-1: padding), positions
-    [b, t] int64 counts from 0 in each example.
+    """Examples, a row each, padded on the right with id 0: ids [b, t] int64, is_label [b, t] bool.
 
-    Under causal attention no token attends to what is to its right, so rows of one example need no
-    mask; where a row holds several (is_packed), `mask` separates them. Neither padding nor the
-    first token of an example is a label: no token before that one belongs to the example.
+    Under causal attention no token attends to what is to its right, so the rows need no mask.
+    Neither padding nor the first token of an example is a label: nothing predicts that.
     """
 
     ids: Tensor
     is_label: Tensor
-    examples: tuple[Example, ...]
-    owners: Tensor
-    positions: Tensor
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether a row holds several examples."""
-        return len(self.examples) > len(self.ids)
 
     @property
     def next_ids(self) -> Tensor:
         """[b, t] int64: the token after each, 0 after the last; where a head has a target it is
         the root."""
         return torch.nn.functional.pad(self.ids[:, 1:], (0, 1))
-
-    def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Additive mask [b, 1, t, t] of `dtype`: a token attends to its own example up to
-        itself."""
-        owners = self.owners.to(device)
-        same = (owners.unsqueeze(1) == owners.unsqueeze(2)).tril().unsqueeze(1)
-        return torch.zeros(same.shape, dtype=dtype, device=device).masked_fill(~same, -torch.inf)
 
 
 def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
@@ -100,8 +78,6 @@ def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 
 def render(tokenizer: Any, messages: Sequence[Message], add_prompt: bool = False) -> str:
     """The conversation as text. add_prompt: with the generation prompt. Raises UsageError."""
-    if not tokenizer.chat_template:
-        raise UsageError("the tokenizer has no chat template: use a chat model as the backbone")
     return renderer().render(tokenizer, messages, add_prompt)
 
 
@@ -139,66 +115,29 @@ def _turn_end(ids: list[int], start: int, stop: int, special: set[int]) -> int:
     return ends[-1] + 1 if ends else stop
 
 
-def group_by_length(
-    examples: Sequence[Example], tokens: int, seed: int
-) -> list[list[list[Example]]]:
-    """Every example once, a row each, in batches of similar lengths of at most `tokens` ids,
-    padding included.
+def group_by_length(examples: Sequence[Example], tokens: int, seed: int) -> list[list[Example]]:
+    """Every example once, in batches of similar lengths of at most `tokens` ids, padding included.
 
     A longer example is a batch of its own. The number of batches does not depend on the seed.
     """
     shuffle = random.Random(seed)
     order = shuffle.sample(list(examples), len(examples))
     order.sort(key=lambda example: len(example.ids))
-    groups: list[list[list[Example]]] = []
+    groups: list[list[Example]] = []
     for example in order:
         if not groups or (len(groups[-1]) + 1) * len(example.ids) > tokens:
             groups.append([])
-        groups[-1].append([example])
+        groups[-1].append(example)
     shuffle.shuffle(groups)
     return groups
 
 
-def pack_rows(examples: Sequence[Example], length: int, seed: int) -> list[list[Example]]:
-    """Every example once, several in a row of at most `length` ids, best fit: the fullest row that
-    has space takes the next example, the longest ones first. Longer examples have a row each."""
-    order = random.Random(seed).sample(list(examples), len(examples))
-    order.sort(key=lambda example: -len(example.ids))
-    rows: list[list[Example]] = []
-    space: list[tuple[int, int]] = []  # (ids left, row), sorted
-    for example in order:
-        index = bisect_left(space, (len(example.ids), 0))
-        left, row = space.pop(index) if index < len(space) else (length, len(rows))
-        if row == len(rows):
-            rows.append([])
-        rows[row].append(example)
-        insort(space, (left - len(example.ids), row))
-    return rows
-
-
-def shuffle_rows(rows: Sequence[list[Example]], size: int, seed: int) -> list[list[list[Example]]]:
-    """The packed rows in a random order, in batches of `size` rows."""
-    order = random.Random(seed).sample(list(rows), len(rows))
-    return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def collate(rows: PackedRows) -> Batch:
-    """One batch on the CPU, its rows padded to the longest: ids, owners and positions [b, t] int64,
-    is_label [b, t] bool."""
-    examples = tuple(example for row in rows for example in row)
-    shape = (len(rows), max(sum(len(e.ids) for e in row) for row in rows))
-    ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
-    owners = torch.full(shape, -1, dtype=torch.long)
-    is_label = torch.zeros(shape, dtype=torch.bool)
-    number = 0
-    for place, row in enumerate(rows):
-        start = 0
-        for example in row:
-            part = slice(start, start + len(example.ids))
-            ids[place, part] = torch.tensor(example.ids)
-            is_label[place, part] = torch.tensor(example.is_label)
-            is_label[place, start] = False
-            positions[place, part] = torch.arange(len(example.ids))
-            owners[place, part] = number
-            number, start = number + 1, part.stop
-    return Batch(ids, is_label, examples, owners, positions)
+def collate(examples: Sequence[Example]) -> Batch:
+    """One batch on the CPU, its rows padded to the longest."""
+    shape = (len(examples), max(len(example.ids) for example in examples))
+    ids, is_label = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+    for row, example in enumerate(examples):
+        length = len(example.ids)
+        ids[row, :length] = torch.tensor(example.ids)
+        is_label[row, 1:length] = torch.tensor(example.is_label[1:], dtype=torch.bool)
+    return Batch(ids, is_label)

@@ -1,6 +1,5 @@
-"""The rows of JSON, JSONL, parquet and text files, each with its place: the file and the line."""
+"""The rows of JSON, JSONL, parquet and text files, each with its place: file, and line or row."""
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,37 +38,19 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON array, each with the line it begins in and, where others do too, its
-    number; a single object is one row; otherwise as in JSONL."""
+    """The rows of a JSON array by their numbers; a single object is one; otherwise as in JSONL."""
     text = _text(path)
-    at = len(text) - len(text.lstrip())
-    if text[at : at + 1] != "[":
-        whole = _object(text)
-        yield from _lines(path) if whole is None else [(f"{path}:1", whole)]
-        return
-    decoder, line, counted, at, before = json.JSONDecoder(), 1, 0, at + 1, 0
-    for number in itertools.count(1):
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        line, counted = line + text.count("\n", counted, at), at
-        if text[at : at + 1] == "]":
-            if rest := text[at + 1 :].strip():
-                raise UsageError(f"{path}:{line}: after the array comes {rest[:20]!r}: remove it")
-            return
-        try:
-            row, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}:{line}: not JSON: {_reason(error)}") from error
-        yield f"{path}:{line}" + (f", row {number}" if line == before else ""), row
-        before = line
-
-
-def _object(text: str) -> Any:
-    """The only JSON object of a text; None where it is something else."""
     try:
-        return found if isinstance(found := json.loads(text), dict) else None
-    except (ValueError, RecursionError):
-        return None
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if not text.lstrip().startswith("["):
+            yield from _lines(path)
+            return
+        line = getattr(error, "lineno", 1)
+        raise UsageError(f"{path}:{line}: not JSON: {_reason(error)}") from error
+    rows = whole if isinstance(whole, list) else [whole]
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}, row {number}", row
 
 
 def _refused(path: Path) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import chain, count
 from pathlib import Path
 
@@ -37,51 +37,37 @@ def keep_answers(folder: Path, output: Path) -> Path | None:
     return kept
 
 
-def _recipe_of(setup: TrainingSetup, recipe: Recipe) -> DistillRecipe:
-    return DistillRecipe(
-        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
-        temperatures=(recipe.temperature,),
-        rows=rows_of(setup),
-        seed=recipe.seed,
-    )
-
-
 def distill(
     setup: TrainingSetup,
     conversations: list[Conversation],
     recipe: Recipe,
     folder: Path,
     group: ProcessGroup,
-) -> Iterator[Stage | Answered]:
-    """The first process answers the questions; the others wait until it is done."""
+) -> Generator[Stage | Answered, None, EncodedExamples]:
+    """What the heads learn: the backbone's answers, read from their files below `folder` as far as
+    they are there. The first process makes them and writes the conversations with them; the others
+    wait until it is done."""
+    settings = DistillRecipe(
+        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
+        temperatures=(recipe.temperature,),
+        rows=rows_of(setup),
+        seed=recipe.seed,
+    )
     questions = sum(len(found.asked) + recipe.self_talk for found in conversations)
-    most = _recipe_of(setup, recipe).max_new_tokens
+    most = settings.max_new_tokens
     yield Stage(f"answering {questions:,} questions, at most {most} tokens each")
     while not group.is_first and not (folder / ANSWERS_DONE).exists():
         time.sleep(1.0)
-    if group.is_first:
-        yield from _answers(setup, conversations, recipe, folder)
-        (folder / ANSWERS_DONE).touch()
-
-
-def _answers(
-    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
-) -> Iterator[Answered]:
-    """The backbone's answers, read from their files as far as they are there."""
-    settings = _recipe_of(setup, recipe), setup.length, folder / "answers", recipe.self_talk
-    return answer_conversations(answerer_of(setup), setup.tokenizer, conversations, *settings)
-
-
-def distilled_examples(
-    setup: TrainingSetup, conversations: list[Conversation], recipe: Recipe, folder: Path
-) -> EncodedExamples:
-    """What the heads learn; the conversations with the answers are written below `folder`."""
     said, found = dict[str, Sequence[Message]](), list[Example]()
-    for event in _answers(setup, conversations, recipe, folder):
+    given = setup.tokenizer, conversations, settings, setup.length, folder / "answers"
+    for event in answer_conversations(answerer_of(setup), *given, recipe.self_talk):
         said[event.place] = event.said
         found += [] if event.example is None else [event.example]
-    rows = (json.dumps({"messages": messages}, ensure_ascii=False) for messages in said.values())
-    paths.write_text(folder / KEPT, "".join(f"{row}\n" for row in rows))
+        yield event
+    if group.is_first:
+        rows = (json.dumps({"messages": told}, ensure_ascii=False) for told in said.values())
+        paths.write_text(folder / KEPT, "".join(f"{row}\n" for row in rows))
+        (folder / ANSWERS_DONE).touch()
     if not found:
         raise UsageError(
             "the backbone's answers are too short to train heads on: give other prompts"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import RANKS, counts_of, ranks_of
+from medusa_chat.training.accuracy import counts_of, ranks_of
 from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import TREE_NODES, Calibrated
 from medusa_chat.training.conversations import Conversation
@@ -34,10 +34,8 @@ def calibrate_heads(
     answers = _held_out_answers(setup, conversations, held_out, folder / "calibration")
     measured = answers or list(held_out)
     source = "greedy answers of the backbone to held-out prompts" if answers else "held-out rows"
-    ranks = min(RANKS, setup.vocabulary)
-    settings = ranks, setup.lm_head, listed
-    found = [rows for one in measured for rows in ranks_of(setup.model, heads, one, *settings)]
-    counts = counts_of(found, len(heads), ranks)
+    found = [rows for one in measured for rows in ranks_of(setup.model, heads, one, listed)]
+    counts = counts_of(found, len(heads))
     if not answers or not any(row and row[0] is not None for rows in found for row in rows):
         found = []  # no greedy answers, or no token was predicted: the accuracies give a tree
     what = f"{len(measured)} {source}"

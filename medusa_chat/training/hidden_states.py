@@ -1,6 +1,7 @@
 """The inputs of the heads' training, a batch at a time: streamed, or kept and drawn."""
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,14 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import (
-    Example,
-    PackedRows,
-    collate,
-    group_by_length,
-    pack_rows,
-    shuffle_rows,
-)
+from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.events import HiddenStates
 from medusa_chat.training.loss import HeadInputs, head_inputs
 from medusa_chat.training.process_group import ProcessGroup
@@ -25,26 +19,24 @@ from medusa_chat.training.teacher_states import TeacherStates
 
 def epoch_batches(
     examples: Sequence[Example], recipe: HeadRecipe, epoch: int
-) -> list[list[list[Example]]]:
-    """[batch][row][example] of an epoch. Their order depends on the seed and the epoch."""
-    if not recipe.sequence_length:
-        return group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
-    rows = pack_rows(examples, recipe.sequence_length, recipe.seed)
-    rows_in_batch = max(recipe.batch_tokens // recipe.sequence_length, 1)
-    return shuffle_rows(rows, rows_in_batch, recipe.seed + epoch)
+) -> list[list[Example]]:
+    """The batches of an epoch. Their order depends on the seed and the epoch."""
+    return group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
 
 
 def stream_batches(
     examples: Sequence[Example], recipe: HeadRecipe, start: int, group: ProcessGroup
-) -> Iterator[tuple[int, PackedRows]]:
-    """(step, this process's rows of the batch) from step `start` on."""
+) -> Iterator[tuple[int, Sequence[Example]]]:
+    """(step, this process's rows of the batch) from step `start` on. A process without any runs the
+    first one without its labels, so that it has its part in every sum."""
     step = 0
     for epoch in range(recipe.steps if start < recipe.steps else 0):
         for rows in epoch_batches(examples, recipe, epoch):
             if step >= recipe.steps:
                 return
             if step >= start:
-                yield step, group.share(rows)
+                own = group.share(rows)
+                yield step, own or [replace(rows[0], is_label=(False,) * len(rows[0].ids))]
             step += 1
 
 
@@ -60,20 +52,9 @@ def stream_inputs(
     """(step, inputs) from step `start` on, with a pass of the backbone at every step. kept: where
     a joint stage follows that needs these passes again."""
     for step, rows in stream_batches(examples, recipe, start, group):
-        if not rows:
-            yield step, _no_inputs(model, heads)
-            continue
         batch = collate(rows)
         keep = None if kept is None else partial(kept.keep, step, batch)
         yield step, head_inputs(model, batch, heads, keep)
-
-
-def _no_inputs(model: Any, heads: int) -> HeadInputs:
-    """The inputs of a process that has no row of a batch: none, in the right shapes."""
-    device = model.get_input_embeddings().weight.device
-    hidden = torch.zeros(0, model.config.get_text_config().hidden_size, dtype=model.dtype)
-    targets = torch.zeros(0, heads, dtype=torch.long, device=device)
-    return HeadInputs(hidden.to(device), targets[:, 0], targets)
 
 
 def caching_inputs(
@@ -86,8 +67,7 @@ def caching_inputs(
     hidden: Tensor | None = None  # of all, filled as they come: joined they were there twice
     done = tokens = count = 0
     for rows in epoch_batches(examples, recipe, 0):
-        batch = collate(rows)
-        inputs = head_inputs(model, batch, heads)
+        inputs = head_inputs(model, collate(rows), heads)
         if hidden is None:
             most = sum(sum(example.is_label) for example in examples)
             hidden = inputs.hidden.new_empty(most, inputs.hidden.shape[1])
@@ -95,8 +75,7 @@ def caching_inputs(
         count += len(inputs.hidden)
         roots.append(inputs.roots)
         targets.append(inputs.targets)
-        read = batch.examples
-        done, tokens = done + len(read), tokens + sum(len(example.ids) for example in read)
+        done, tokens = done + len(rows), tokens + sum(len(example.ids) for example in rows)
         yield HiddenStates(done, len(examples), tokens)
     assert hidden is not None
     if not count:

@@ -11,7 +11,7 @@ import torch
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
 from medusa_chat.training.events import Evaluated, TrainStep
-from medusa_chat.training.hidden_states import PackedRows, stream_batches
+from medusa_chat.training.hidden_states import stream_batches
 from medusa_chat.training.joint_loss import evaluate_jointly, joint_loss
 from medusa_chat.training.lora import adapter_tensors
 from medusa_chat.training.loss import HeadLosses
@@ -58,7 +58,7 @@ def train_jointly(
     own = state if group.is_first else None
     save = partial(save_state, own, heads, optimizers, recipe, partial(adapter_tensors, model))
 
-    def loss(step: int, rows: PackedRows) -> HeadLosses:
+    def loss(step: int, rows: Sequence[Example]) -> HeadLosses:
         # the dropout depends on seed, step and process alone: a resumed training repeats it
         torch.manual_seed(recipe.heads.seed + SEED_STRIDE * step + group.rank)
         states = None if kept is None else kept.take(step)

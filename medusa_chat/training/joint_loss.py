@@ -10,12 +10,11 @@ from torch import Tensor
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy, divergence
-from medusa_chat.training.data import Batch, Example, PackedRows, collate, group_by_length
+from medusa_chat.training.data import Batch, Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,
-    RANKS,
     ROWS_AT_ONCE,
     HeadInputs,
     HeadLosses,
@@ -34,7 +33,7 @@ from medusa_chat.training.teacher_states import next_tokens
 def joint_loss(
     model: Any,
     heads: MedusaHeads,
-    rows: PackedRows,
+    rows: Sequence[Example],
     recipe: JointRecipe,
     weight: float,
     group: ProcessGroup = ALONE,
@@ -48,8 +47,6 @@ def joint_loss(
     see TeacherStates, where they are known."""
     base = model.get_base_model()
     device = base.get_input_embeddings().weight.device
-    if not rows:
-        return _no_loss(heads, model, device, group)
     batch = collate(rows)
     labels = next_tokens(batch).to(device)
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), len(heads))
@@ -73,18 +70,6 @@ def joint_loss(
     drafted_by = lm_head if short is None else short.lm_head
     medusa = medusa_loss(heads, drafted_by, *inputs, decay, labels=counts, trainable=trainable)
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
-
-
-def _no_loss(
-    heads: MedusaHeads, model: Any, device: torch.device, group: ProcessGroup
-) -> HeadLosses:
-    """The loss of a process that has no row of a batch: zeros, and its part in every sum."""
-    zero = sum(p.sum() * 0.0 for p in (*heads.parameters(), *model.parameters()) if p.requires_grad)
-    group.sum(torch.zeros((), dtype=torch.long, device=device))
-    labels = group.sum(torch.zeros(len(heads), dtype=torch.long, device=device))
-    hits = labels.new_zeros(len(heads), RANKS)
-    losses = torch.zeros(len(heads), device=device)
-    return HeadLosses(zero, losses, hits, labels, torch.zeros((), device=device))
 
 
 @torch.no_grad()

@@ -80,14 +80,9 @@ def head_inputs(
 
 
 def run_decoder(model: Any, batch: Batch) -> Tensor:
-    """Hidden states [b, t, d] after the final norm, in the model's dtype. Examples of a packed row
-    do not attend to one another."""
-    device = model.get_input_embeddings().weight.device
-    inputs = {"input_ids": batch.ids.to(device)}
-    if batch.is_packed:
-        inputs["attention_mask"] = batch.mask(model.dtype, device)
-        inputs["position_ids"] = batch.positions.to(device)
-    hidden: Tensor = model.get_decoder()(use_cache=False, **inputs).last_hidden_state
+    """Hidden states [b, t, d] after the final norm, in the model's dtype."""
+    ids = batch.ids.to(model.get_input_embeddings().weight.device)
+    hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     return hidden
 
 

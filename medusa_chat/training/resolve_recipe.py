@@ -16,7 +16,6 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
     """The settings of the heads' stage. Hidden states are cached where there is a second epoch and
     enough memory."""
     rate = recipe.head_learning_rate
-    packs = setup.packs and setup.device.type != "cpu"  # whose attention computes what a mask hides
     labels = sum(sum(example.is_label) for example in examples)
     base = HeadRecipe(
         batch_tokens=recipe.batch_tokens,
@@ -28,7 +27,6 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
         weight_decay=recipe.weight_decay,
         seed=recipe.seed,
         optimizer=recipe.optimizer,
-        sequence_length=min(setup.length, recipe.batch_tokens) if packs else 0,
     )
     in_epoch = max(labels // base.batch_labels, 1)  # about as many as batches of whole examples
     if not base.cache_hidden:

@@ -13,7 +13,7 @@ from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.distill_conversations import Answered
-from medusa_chat.training.distill_stage import distill, distilled_examples, keep_answers
+from medusa_chat.training.distill_stage import distill, keep_answers
 from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
 from medusa_chat.training.examples import EncodedExamples, encode_all, require_template, split
 from medusa_chat.training.head_calibration import calibrate_heads
@@ -56,8 +56,7 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
         if recipe.distill:
             require_template(setup.tokenizer, conversations)
             setup.model = read_model(setup)
-            yield from distill(setup, conversations, recipe, folder, group)
-            examples = distilled_examples(setup, conversations, recipe, folder)
+            examples = yield from distill(setup, conversations, recipe, folder, group)
         else:
             examples = _encode(setup, conversations)
             setup.model = read_model(setup)

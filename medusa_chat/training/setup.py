@@ -13,7 +13,7 @@ from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.families import needs_eager, windows
+from medusa_chat.decoding.families import needs_eager
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.checkpoint_writer import Base
@@ -24,8 +24,8 @@ from medusa_chat.training.recipe import Recipe, TrainRequest
 
 @dataclass
 class TrainingSetup:
-    """The backbone of a training. length: most tokens of an example. packs: whether several
-    examples share a row. notes: what was decided, for the plan. model: None until it is read."""
+    """The backbone of a training. length: most tokens of an example. notes: what was decided, for
+    the plan. model: None until it is read."""
 
     base: Base
     found: Checkpoint
@@ -34,7 +34,6 @@ class TrainingSetup:
     device: torch.device
     precision: str
     length: int
-    packs: bool
     notes: list[str]
     model: Any = None
 
@@ -63,16 +62,9 @@ def prepare_setup(
     found = yield from _told(converted(found, precision))
     tokenizer = read_tokenizer(found.backbone)
     _require_teacher(request.recipe, precision)
-    text = config.get_text_config()
-    length = _sequence_length(request, text)
-    narrow = [w for w in windows(text) if w is not None and w < length]
-    notes = [reason]
-    if narrow:
-        notes.append(f"rows are not packed: the backbone's attention window is {narrow[0]}")
+    length = _sequence_length(request, config.get_text_config())
     base = Base(found.repo or request.backbone, None if found.repo else place)
-    return TrainingSetup(
-        base, found, config, tokenizer, device, precision, length, not narrow, notes
-    )
+    return TrainingSetup(base, found, config, tokenizer, device, precision, length, [reason])
 
 
 def _told(steps: Generator[News, None, Checkpoint]) -> Generator[Stage, None, Checkpoint]:
@@ -127,7 +119,7 @@ def _sequence_length(request: TrainRequest, text: Any) -> int:
 
 
 def read_model(setup: TrainingSetup) -> Any:
-    """The frozen backbone with the fastest attention that takes our masks."""
+    """The frozen backbone with the fastest attention of its family."""
     model = weights.read_model(setup.found, setup.config, setup.precision, setup.device)
     if not needs_eager(model):
         model.set_attn_implementation("sdpa")

@@ -9,8 +9,8 @@ class HeadRecipe:
 
     optimizer: "muon" uses Muon at learning_rate for the residual layers and AdamW at
     other_learning_rate for biases and for LM heads of their own; "adamw" uses AdamW at
-    learning_rate for all. batch_tokens: tokens of a batch, padding included. sequence_length: pack
-    the examples into rows of so many tokens (0: one example a row, similar lengths together).
+    learning_rate for all. batch_tokens: tokens of a batch, padding included; similar lengths are
+    together.
     cache_hidden: run the backbone once over all examples, keep the hidden states (d values a label)
     and draw batches of batch_labels from them; otherwise run it at every step over a batch of
     batch_tokens. decay: the loss of head k (from 1) has the weight decay^k. evaluate_every,
@@ -30,7 +30,6 @@ class HeadRecipe:
     save_every: int = 100
     seed: int = 0
     optimizer: str = "muon"
-    sequence_length: int = 0
 
 
 @dataclass(frozen=True)

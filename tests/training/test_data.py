@@ -5,18 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.training_models import (
     LETTERS,
     conversations,
     letter_tokenizer,
-    write_backbone,
     write_rows,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from medusa_chat.errors import UsageError
 from medusa_chat.hub import HubError
@@ -27,11 +23,8 @@ from medusa_chat.training.data import (
     collate,
     encode,
     encode_prompt,
-    pack_rows,
-    shuffle_rows,
 )
 from medusa_chat.training.examples import encode_all, split
-from medusa_chat.training.loss import IGNORED, head_inputs, head_targets
 
 ASKED, ANSWERED = "ab", "cde"
 KINDS = {
@@ -61,14 +54,9 @@ def test_every_kind_of_row_is_read_with_its_place(tmp_path: Path, kind: str, suf
     lines = "\n".join(map(json.dumps, rows))
     file.write_text(lines if suffix == ".jsonl" else json.dumps(rows, indent=1), "utf-8")
     found = list(read_conversations(file))
-    assert len(found) == 2 and found[0].place.startswith(f"{file}:")
+    places = (":1", ":2") if suffix == ".jsonl" else (", row 1", ", row 2")
+    assert [one.place for one in found] == [f"{file}{place}" for place in places]
     assert found[0].text or [m["role"] for m in found[0].messages] == ["user", "assistant"]
-    line = int(found[1].place.rpartition(":")[2])
-    assert (
-        json.dumps(rows[1], indent=1).split("\n")[0]
-        in file.read_text("utf-8").split("\n")[line - 1]
-        or suffix == ".jsonl"
-    )
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
@@ -135,29 +123,21 @@ def test_sharegpt_row_loses_what_comes_before_the_first_question(tmp_path: Path)
     assert [m["content"] for m in found.messages] == ["a\n\nb", "c"]
 
 
-def test_bad_row_of_an_array_is_refused_with_the_line_it_begins_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"turns": ["a"]},\n {"odd": 1}]', r"s\.json, row 2: a row needs"),
+        ('[{"turns": ["a"]},\n {"odd" 1}]', r"s\.json:2: not JSON: Expecting ':'"),
+        ('[{"turns": ["a"]}]\n[]', r"s\.json:2: not JSON: Extra data"),
+        ("[" * 100_000, r"s\.json:1: not JSON: nested too deeply"),
+        ('{"turns": ["a"]}\n{oops', r"s\.json:2: not JSON"),
+    ],
+)
+def test_a_bad_json_file_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "s.json"
-    file.write_text(json.dumps([KINDS["sharegpt"], {"odd": 1}], indent=1), "utf-8")
-    line = file.read_text("utf-8").split("\n").index(" {", 2) + 1
-    with pytest.raises(UsageError, match=rf"s\.json:{line}: a row needs"):
-        list(read_conversations(file))
-
-
-def test_rows_of_an_array_in_one_line_have_places_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "s.json"
-    file.write_text(json.dumps(conversations(30)), "utf-8")
-    found = list(read_conversations(file))
-    assert len({one.place for one in found}) == 30 and found[1].place == f"{file}:1, row 2"
-    kept = [Example((n,) * 2, (True,) * 2, one.place) for n, one in enumerate(found)]
-    learnt, held_out = split(kept, 0)
-    assert (len(learnt), len(held_out)) == (27, 3)
-
-
-def test_what_follows_an_array_is_not_dropped(tmp_path: Path) -> None:
-    file = tmp_path / "s.json"
-    file.write_text(json.dumps(conversations(2)) * 2, "utf-8")
-    with pytest.raises(UsageError, match=r"after the array comes '\[\{"):
-        list(read_conversations(file))
+    file.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=said):
+        list(read_conversations(file, prompts=True))
 
 
 @pytest.mark.parametrize(
@@ -269,49 +249,10 @@ def test_the_seed_chooses_what_is_held_out() -> None:
     assert split(rows, 0)[1] == split(rows, 0)[1] != split(rows, 1)[1]
 
 
-# -------------------------------------------------------------------------------- packing
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(0, 5))
-def test_packing_keeps_every_example_once_within_the_length(sizes: list[int], seed: int) -> None:
-    examples = [Example((2,) * n, (True,) * n, str(i)) for i, n in enumerate(sizes)]
-    rows = pack_rows(examples, 32, seed)
-    assert sorted(e.place for row in rows for e in row) == sorted(e.place for e in examples)
-    assert all(sum(len(e.ids) for e in row) <= 32 or len(row) == 1 for row in rows)
-    fills = [sum(len(e.ids) for e in row) for row in rows]
-    assert sum(fill <= 16 for fill in fills) <= 1  # two such rows would have been one
-    batches = shuffle_rows(rows, 3, seed)
-    assert sum(map(len, batches)) == len(rows)
-
-
-def test_packed_examples_see_and_predict_nothing_of_each_other(tmp_path: Path) -> None:
-    folder = write_backbone(tmp_path / "b", tied=True, num_hidden_layers=2)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    generator = torch.Generator().manual_seed(0)
-    examples = []
-    for size in (9, 14, 5, 11, 7):
-        ids = torch.randint(2, 20, (size,), generator=generator).tolist()
-        examples.append(Example(tuple(ids), (False,) + (True,) * (size - 1), str(size)))
-    rows = pack_rows(examples, 24, 0)
-    batch = collate(rows)
-    assert len(rows) < len(examples)
-    for implementation in ("eager", "sdpa"):
-        model.set_attn_implementation(implementation)
-        hidden, _, targets = head_inputs(model, batch, 3)
-        owners = batch.owners[(head_targets(batch.ids, batch.is_label, 3) != IGNORED).any(-1)]
-        for number, example in enumerate(batch.examples):
-            alone, _, wanted = head_inputs(model, collate([[example]]), 3)
-            mine = owners == number
-            torch.testing.assert_close(hidden[mine], alone, atol=1e-5, rtol=1e-4)
-            assert torch.equal(targets[mine], wanted)
-
-
-def test_first_token_of_a_packed_example_is_never_a_label() -> None:
-    examples = [Example((3, 4, 5), (True,) * 3, str(i)) for i in range(4)]
-    batch = collate([examples])
-    assert not batch.is_label[batch.positions == 0].any()
-    assert batch.positions.tolist() == [[0, 1, 2] * 4]
-    assert IGNORED not in batch.ids
+def test_neither_padding_nor_a_first_token_is_a_label() -> None:
+    batch = collate([Example((3, 4, 5), (True,) * 3), Example((6,), (True,))])
+    assert batch.ids.tolist() == [[3, 4, 5], [6, 0, 0]]
+    assert batch.is_label.tolist() == [[False, True, True], [False] * 3]
 
 
 # ---------------------------------------------------------------------------------- hub

@@ -17,22 +17,22 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.data import Example, collate
+from medusa_chat.training.hidden_states import stream_batches
 from medusa_chat.training.joint import train_jointly, weight_of_heads
 from medusa_chat.training.joint_loss import joint_loss
 from medusa_chat.training.lora import add_adapter, linear_names
 from medusa_chat.training.loss import (
     IGNORED,
     HeadLosses,
-    head_inputs,
     head_targets,
-    medusa_loss,
 )
+from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
 from medusa_chat.training.teacher_states import TeacherStates, next_tokens
 from medusa_chat.training.trainer import new_heads, train_heads
 
-HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2, sequence_length=0)
+HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2)
 RECIPE = JointRecipe(heads=HEADS, learning_rate=1e-2, rank=4)
 
 
@@ -57,22 +57,8 @@ def examples(count: int = 9) -> list[Example]:
 
 
 def test_next_token_is_asked_for_only_where_it_is_a_label() -> None:
-    batch = collate([[Example((7, 8, 9, 10), (False, True, False, True))]])
+    batch = collate([Example((7, 8, 9, 10), (False, True, False, True))])
     assert next_tokens(batch).tolist() == [[8, IGNORED, 10, IGNORED]]
-
-
-def test_joint_loss_is_the_backbones_and_the_weighted_heads(folder: Path) -> None:
-    model = read(folder / "backbone")
-    heads = new_heads(model.lm_head, 2)
-    batch = collate([[e] for e in examples(3)])
-    logits = model(input_ids=batch.ids).logits.flatten(0, 1)
-    wanted = next_tokens(batch).flatten()
-    lm = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED)
-    hidden, roots, targets = head_inputs(model, batch, 2)
-    medusa = medusa_loss(heads, model.lm_head, hidden, roots, targets).total
-    wrapped, _ = add_adapter(model, RECIPE)
-    found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
-    torch.testing.assert_close(found.total, lm + 0.2 * medusa)
 
 
 def test_a_shortlist_is_of_the_heads_loss_and_not_of_the_backbones(folder: Path) -> None:
@@ -85,7 +71,7 @@ def test_a_shortlist_is_of_the_heads_loss_and_not_of_the_backbones(folder: Path)
     wrapped, _ = add_adapter(model, RECIPE)
 
     def found(short: ShortVocabulary | None) -> HeadLosses:
-        rows = [[e] for e in examples(3)]
+        rows = examples(3)
         return joint_loss(wrapped, heads, rows, RECIPE, 0.2, short=short)
 
     whole, same, few = found(None), found(every), found(listed)
@@ -103,7 +89,7 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
     for number, parameter in enumerate(learning):
         torch.manual_seed(number)
         torch.nn.init.normal_(parameter, std=0.05)
-    batch = collate([[e] for e in examples(3)])
+    batch = collate(examples(3))
     hidden = base.get_decoder()(input_ids=batch.ids).last_hidden_state
     loss = functools.partial(torch.nn.functional.cross_entropy, ignore_index=IGNORED)
     direct = loss(base.lm_head(hidden).flatten(0, 1), next_tokens(batch).flatten())
@@ -112,10 +98,24 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
     for k, logits in enumerate(heads(hidden.flatten(0, 1), roots, base.lm_head)):
         direct = direct + 0.2 * 0.8 ** (k + 1) * loss(logits, targets.flatten(0, 1)[:, k])
     expected = torch.autograd.grad(direct, learning)
-    found = joint_loss(wrapped, heads, [[e] for e in examples(3)], RECIPE, 0.2)
+    found = joint_loss(wrapped, heads, examples(3), RECIPE, 0.2)
     torch.testing.assert_close(found.total, direct)
     for ours, theirs in zip(torch.autograd.grad(found.total, learning), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("distill", [False, True])
+def test_a_process_without_a_row_has_its_part_in_every_sum(folder: Path, distill: bool) -> None:
+    """Of a batch of one row the second of two processes gets it without labels."""
+    steps = stream_batches(examples(1), HEADS, 0, ProcessGroup(rank=1, size=2))
+    _, rows = next(steps)
+    wrapped, _ = add_adapter(read(folder / "backbone"), RECIPE)
+    heads = new_heads(wrapped.get_base_model().get_output_embeddings().base_layer, 2)
+    found = joint_loss(wrapped, heads, rows, replace(RECIPE, distill=distill), 0.2)
+    found.total.backward()
+    assert found.total == 0 and not found.labels.any() and found.lm == 0
+    learning = [p for p in (*wrapped.parameters(), *heads.parameters()) if p.requires_grad]
+    assert all(p.grad is None or not p.grad.any() for p in learning)
 
 
 def test_adapter_is_on_every_linear_and_an_untied_lm_head(folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_teacher_is_the_backbone_without_its_adapter(folder: Path) -> None:
     wrapped, _ = add_adapter(read(folder / "backbone"), RECIPE)
     heads = new_heads(wrapped.get_base_model().get_output_embeddings().base_layer, 2)
     distilled = JointRecipe(heads=HEADS, distill=True, rank=4)
-    rows = [[e] for e in examples(3)]
+    rows = examples(3)
     fresh = joint_loss(wrapped, heads, rows, distilled, 0.0).lm
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():

@@ -1,6 +1,7 @@
 """Self-talk: the backbone asks itself, and answers. The tiny one asks "bcd" and says "abcd"."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -38,68 +39,44 @@ def conversation(*asked):
     return Conversation(tuple({"role": "user", "content": text} for text in asked), "here:1")
 
 
-def texts(tokenizer, events):
-    return [tokenizer.decode(event.example.ids) for event in events]
+def talk(world, found, folder, questions=0, recipe=QUICK):
+    """The events of an answer to each question, and of `questions` more."""
+    return distill_conversations.answer_conversations(
+        *world, found, recipe, CONTEXT, folder, questions
+    )
 
 
 def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
-    answerer, tokenizer = world
+    decode = world[1].decode
     found = [conversation("ab"), conversation("c", "a")]
-    events = list(
-        distill_conversations.answer_conversations(
-            answerer, tokenizer, found, QUICK, CONTEXT, tmp_path / "t", 2
-        )
-    )
+    events = list(talk(world, found, tmp_path / "t", 2))
     assert [event.done for event in events] == list(range(1, 8))
     assert events[-1].total == 7  # (1 + 2) + (2 + 2)
-    last = texts(tokenizer, events)[-2:]
+    texts = [decode(event.example.ids) for event in events]
     asked = "<user>bcd</s><assistant>abcd</s>" * 2
-    assert f"<user>ab</s><assistant>abcd</s>{asked}" in last + texts(tokenizer, events)
-    assert any(text.endswith(asked) and text.startswith("<user>c</s>") for text in last)
+    assert f"<user>ab</s><assistant>abcd</s>{asked}" in texts
+    assert any(text.endswith(asked) and text.startswith("<user>c</s>") for text in texts[-2:])
     # the labels are the answers' tokens and never the questions'
-    for event in events:
-        assert (
-            tokenizer.decode(
-                [
-                    i
-                    for i, is_label in zip(event.example.ids, event.example.is_label, strict=True)
-                    if is_label
-                ]
-            )
-            == "abcd</s>"
-        )
+    assert {decode(event.example.labels) for event in events} == {"abcd</s>"}
 
 
 def test_without_it_nothing_more_is_asked(world, tmp_path):
-    answerer, tokenizer = world
-    events = distill_conversations.answer_conversations(
-        answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t"
-    )
-    assert len(list(events)) == 1
+    assert len(list(talk(world, [conversation("ab")], tmp_path / "t"))) == 1
     assert not list((tmp_path / "t").glob("questions-*"))
 
 
 def test_a_question_without_an_end_ends_the_talk(world, tmp_path, monkeypatch):
-    answerer, tokenizer = world
     monkeypatch.setattr(distill_conversations, "QUESTION_TOKENS", 2)  # "bc" is all it can say
-    events = list(
-        distill_conversations.answer_conversations(
-            answerer, tokenizer, [conversation("ab")], QUICK, CONTEXT, tmp_path / "t", 3
-        )
-    )
-    assert len(events) == 1
+    assert len(list(talk(world, [conversation("ab")], tmp_path / "t", 3))) == 1
 
 
 def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
-    answerer, tokenizer = world
     found = [conversation("ab"), conversation("c")]
     recipe = replace(QUICK, temperatures=(0.7,))
 
     def said(folder, count):
-        events = distill_conversations.answer_conversations(
-            answerer, tokenizer, found, recipe, CONTEXT, tmp_path / folder, 2
-        )
-        return [event.example for event, _ in zip(events, range(count), strict=False)]
+        events = talk(world, found, tmp_path / folder, 2, recipe)
+        return [event.example for event in islice(events, count)]
 
     whole = said("whole", 99)
     said("cut", 3)

@@ -18,6 +18,7 @@ from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import (
+    RANKS,
     counts_of,
     ranks_after,
     ranks_of,
@@ -30,7 +31,6 @@ from medusa_chat.training.data import (
     Example,
     collate,
     encode,
-    encode_prompt,
     group_by_length,
 )
 from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
@@ -48,7 +48,6 @@ from medusa_chat.trees.expected_length import expected_lengths, node_value
 END = 1
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
 CHAT = PLAIN + "{% if add_generation_prompt %}<assistant>{% endif %}"
-NEWLINES = CHAT.replace("</s>", "</s>\n")
 FORGETFUL = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' or loop.last %}{{ m.content }}"
     "{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -115,20 +114,6 @@ def test_bad_row_is_refused_with_its_line(tmp_path, bad):
         list(read_conversations(path))
 
 
-@pytest.mark.parametrize("template", [CHAT, NEWLINES])
-def test_labels_are_the_answers_and_their_end_tokens(template):
-    tokenizer = make_tokenizer(template)
-    ids, is_label = encode(tokenizer, TALK)
-    learnt = [token for token, chosen in zip(ids, is_label, strict=True) if chosen]
-    assert "".join(tokenizer.convert_ids_to_tokens(learnt)) == "cde</s>gh</s>"
-
-
-def test_prompt_is_the_conversation_up_to_its_first_label():
-    tokenizer = make_tokenizer()
-    ids, is_label = encode(tokenizer, TALK)
-    assert encode_prompt(tokenizer, TALK[:1]) == ids[: is_label.index(True)]
-
-
 def test_template_that_rewrites_earlier_turns_is_refused():
     with pytest.raises(UsageError, match="chat template"):
         encode(make_tokenizer(FORGETFUL), TALK)
@@ -142,16 +127,11 @@ def test_template_without_generation_prompt_never_labels_the_user():
     assert not {"a", "b", "f", "<user>"} & set(labelled)
 
 
-def test_tokenizer_without_template_is_refused():
-    with pytest.raises(UsageError, match="no chat template"):
-        encode(make_tokenizer(""), TALK)
-
-
 def test_batches_hold_every_example_once_within_the_budget():
     examples = make_examples(40)
     for seed in range(3):
         groups = group_by_length(examples, 60, seed)
-        held = sorted(e.place for group in groups for (e,) in group)
+        held = sorted(e.place for group in groups for e in group)
         assert held == sorted(e.place for e in examples)
         assert all(collate(group).ids.numel() <= 60 for group in groups)
         assert len(groups) == len(group_by_length(examples, 60, seed + 1))
@@ -159,8 +139,8 @@ def test_batches_hold_every_example_once_within_the_budget():
 
 def test_padding_changes_no_hidden_state_and_is_no_label():
     model, examples = make_model(), make_examples(6)
-    together, _, wanted = head_inputs(model, collate([[e] for e in examples]), 3)
-    alone = [head_inputs(model, collate([[example]]), 3) for example in examples]
+    together, _, wanted = head_inputs(model, collate(examples), 3)
+    alone = [head_inputs(model, collate([example]), 3) for example in examples]
     torch.testing.assert_close(together, torch.cat([hidden for hidden, *_ in alone]))
     assert torch.equal(wanted, torch.cat([targets for *_, targets in alone]))
 
@@ -199,34 +179,15 @@ def test_untrained_head_says_what_the_lm_head_says(own):
     torch.testing.assert_close(logits, model.lm_head(hidden).expand(3, -1, -1))
 
 
-def test_loss_is_the_weighted_sum_however_it_is_chunked():
-    model, heads = make_model(), MedusaHeads(3, 32)
-    torch.nn.init.normal_(heads.weight, std=0.1)
-    hidden, roots, targets = head_inputs(model, collate([[e] for e in make_examples()]), 3)
-    logits = heads(hidden, roots, model.lm_head)
-    direct = sum(
-        0.8 ** (k + 1)
-        * torch.nn.functional.cross_entropy(logits[k], targets[:, k], ignore_index=IGNORED)
-        for k in range(3)
-    )
-    gradient = torch.autograd.grad(direct, heads.weight)[0]
-    for rows in (16, 50, 1000):
-        result = medusa_loss(heads, model.lm_head, hidden, roots, targets, rows_at_once=rows)
-        torch.testing.assert_close(result.total, direct)
-        torch.testing.assert_close(
-            torch.autograd.grad(result.total, heads.weight)[0], gradient, atol=1e-6, rtol=1e-4
-        )
-
-
-def test_gradients_reach_all_that_learns():
+def test_the_loss_and_all_its_gradients_are_those_of_its_formula_however_it_is_chunked():
     model, heads = make_model(), MedusaHeads(3, 32, vocabulary=32)
     torch.nn.init.normal_(heads.weight, std=0.1)
     torch.nn.init.normal_(heads.lm_weight, std=0.3)
     shared = MedusaHeads(3, 32)
     torch.nn.init.normal_(shared.weight, std=0.1)
-    found, roots, targets = head_inputs(model, collate([[e] for e in make_examples()]), 3)
+    found, roots, targets = head_inputs(model, collate(make_examples()), 3)
     hidden = found.clone().requires_grad_()
-    for some in (heads, shared):
+    for some, rows in itertools.product((heads, shared), (7, 50, 1000)):
         learning = [hidden, *some.parameters(), model.lm_head.weight]
         logits = some(hidden, roots, model.lm_head)
         direct = sum(
@@ -236,8 +197,10 @@ def test_gradients_reach_all_that_learns():
         )
         expected = torch.autograd.grad(direct, learning, allow_unused=True)
         result = medusa_loss(
-            *(some, model.lm_head, hidden, roots, targets, 0.8, 7), trainable=[model.lm_head.weight]
+            *(some, model.lm_head, hidden, roots, targets, 0.8, rows),
+            trainable=[model.lm_head.weight],
         )
+        torch.testing.assert_close(result.total, direct)
         got = torch.autograd.grad(3 * result.total, learning, allow_unused=True)
         assert [g is None for g in got] == [g is None for g in expected]
         for ours, theirs in zip(got, expected, strict=True):
@@ -286,7 +249,7 @@ def test_planted_pattern_is_learnt_by_the_right_head_only(head):
     heads = new_heads(model.lm_head, 3)
     recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
     list(train_heads(model, model.lm_head, heads, examples, recipe))
-    batch = collate([[e] for e in examples])
+    batch = collate(examples)
     right = [pattern_hits(model, heads, batch, head + 2, k) for k in range(3)]
     assert right[head] > 0.9
     assert all(share < 0.5 for k, share in enumerate(right) if k != head)
@@ -299,7 +262,7 @@ def test_heads_that_read_the_root_learn_what_follows_from_it_alone():
         model.model.layers[0].mlp.down_proj.weight.zero_()
     examples = planted(1)  # what is at t + 2 repeats the root, which is at t + 1
     recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
-    batch, embedding, right = collate([[e] for e in examples]), model.get_input_embeddings(), []
+    batch, embedding, right = collate(examples), model.get_input_embeddings(), []
     for reads in (None, embedding):
         heads = new_heads(model.lm_head, 1, embedding=reads)
         list(train_heads(model, model.lm_head, heads, examples, recipe))
@@ -594,7 +557,7 @@ def test_rank_accuracies_equal_a_count_by_hand():
     model, examples = make_model(), make_examples()
     heads = new_heads(model.lm_head, 3)
     torch.nn.init.normal_(heads.weight, std=0.2)
-    hits, asked = torch.zeros(3, 4), torch.zeros(3)
+    hits, asked = torch.zeros(3, RANKS), torch.zeros(3)
     for example in examples:
         ids = torch.tensor([example.ids])
         with torch.no_grad():
@@ -603,10 +566,10 @@ def test_rank_accuracies_equal_a_count_by_hand():
         for k in range(3):
             for t in range(2, len(example.ids) - k - 2):
                 asked[k] += 1
-                for rank in range(4):
+                for rank in range(RANKS):
                     hits[k, rank] += order[k, t, rank] == example.ids[t + k + 2]
-    ranks = [rows for example in examples for rows in ranks_of(model, heads, example, 4)]
-    found = counts_of(ranks, 3, 4)
+    ranks = [rows for example in examples for rows in ranks_of(model, heads, example)]
+    found = counts_of(ranks, 3)
     torch.testing.assert_close(torch.tensor(found.accuracies), hits / asked[:, None])
     assert found.labels == tuple(asked.int().tolist())
 
@@ -618,12 +581,12 @@ def test_every_run_of_labels_is_an_answer_and_no_head_looks_beyond_it():
     torch.nn.init.normal_(heads.weight, std=0.3)
     is_label = (True, True, True, False, True, False, True, True, True, True)
     example = Example(tuple(range(4, 14)), is_label)
-    hidden, roots, targets = head_inputs(model, collate([[example]]), 3)
-    best = heads(hidden, roots, model.lm_head).topk(4).indices  # [heads, positions, 4]
+    hidden, roots, targets = head_inputs(model, collate([example]), 3)
+    best = heads(hidden, roots, model.lm_head).topk(RANKS).indices  # [heads, positions, RANKS]
     hits = (best == targets.T.unsqueeze(-1)).sum(1)
-    answers = ranks_of(model, heads, example, 4)
+    answers = ranks_of(model, heads, example)
     assert [len(rows) for rows in answers] == [2, 1, 4]  # nothing predicts the first token
-    found = counts_of(answers, 3, 4)
+    found = counts_of(answers, 3)
     assert [list(row) for row in found.hits] == hits.tolist() and hits.any()
     assert list(found.labels) == (targets >= 0).sum(0).tolist()
 
@@ -636,16 +599,16 @@ def test_ranks_are_those_of_the_tokens_that_are_drafted():
     answer, lm_head = [6, 9, 7, 7, 8, 6], LogitHead(model.lm_head, model.config)
     hidden = torch.randn(len(answer), model.config.hidden_size)
     listed = [6, 7, 9, 11]
-    found = ranks_after(hidden, answer, heads, model.lm_head, 3, listed)
+    found = ranks_after(hidden, answer, heads, model.lm_head, listed)
     assert heads.shorten(listed, lm_head)
     for place, row in enumerate(found):
         state, root = hidden[place : place + 1], torch.tensor(answer[place : place + 1])
-        _, guesses, _ = heads.guesses(state, root, lm_head, 3, 3)
+        _, guesses, _ = heads.guesses(state, root, lm_head, 3, len(listed))
         for head, rank in enumerate(row):
             wanted, tokens = answer[place + 1 + head], guesses[head].tolist()
             assert rank == (tokens.index(wanted) if wanted in tokens else None)
     assert any(rank is not None for row in found for rank in row)
-    assert ranks_after(hidden[:0], [], heads, model.lm_head, 3) == []
+    assert ranks_after(hidden[:0], [], heads, model.lm_head) == []
 
 
 def test_accuracies_that_rounding_sums_to_more_than_one_give_a_tree():

@@ -99,7 +99,7 @@ def states_before(model: Any, examples: Sequence[Example]) -> list[tuple[Tensor,
     found = []
     for group in group_by_length(examples, BATCH, seed=0):
         hidden = run_decoder(model, collate(group))
-        for row, (example,) in zip(hidden, group, strict=True):
+        for row, example in zip(hidden, group, strict=True):
             first = example.is_label.index(True)
             found.append((row[first - 1 : len(example.ids) - 1].clone(), example))
     return found
