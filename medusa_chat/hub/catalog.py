@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from medusa_chat import paths
-from medusa_chat.errors import ModelError
 
 LAYOUTS = ("A", "B", "C", "E", "F", "G", "I", "J")
 
@@ -52,33 +51,19 @@ class ModelPreset:
 
 @functools.cache
 def model_presets() -> tuple[ModelPreset, ...]:
-    """All of them, in the order of the file. Needs no network. Raises ModelError."""
-    try:
-        return tuple(ModelPreset(**row) for row in _file()["model"])
-    except (KeyError, TypeError) as error:
-        raise _unreadable(error) from error
+    """All of them, in the order of the file. Needs no network."""
+    return tuple(ModelPreset(**row) for row in _file()["model"])
 
 
 @functools.cache
 def shape(name: str) -> Mapping[str, Any]:
-    """What a config.json says of a backbone's sizes, by its name here. Raises ModelError."""
-    try:
-        found: Mapping[str, Any] = _file()["shapes"][name]
-    except (KeyError, TypeError) as error:
-        raise _unreadable(error) from error
+    """What a config.json says of a backbone's sizes, by its name here."""
+    found: Mapping[str, Any] = _file()["shapes"][name]
     return found
 
 
 def _file() -> dict[str, Any]:
-    try:
-        return tomllib.loads(paths.preset("models.toml").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: Exception) -> ModelError:
-    file = paths.preset("models.toml")
-    return ModelError(f"{file} cannot be read ({error}): install medusa-chat again")
+    return tomllib.loads(paths.preset("models.toml").read_text("utf-8"))
 
 
 def model_preset(repo: str) -> ModelPreset | None:
@@ -110,9 +95,5 @@ def known_template(*repos: str | None) -> KnownTemplate | None:
 
 
 def chat_template(name: str) -> str:
-    """The Jinja text of presets/templates/NAME.jinja. Raises ModelError."""
-    file = paths.preset("templates", f"{name}.jinja")
-    try:
-        return file.read_text("utf-8").rstrip("\n")
-    except OSError as error:
-        raise ModelError(f"there is no chat template {name!r} ({error.strerror})") from error
+    """The Jinja text of presets/templates/NAME.jinja."""
+    return paths.preset("templates", f"{name}.jinja").read_text("utf-8").rstrip("\n")
