@@ -7,7 +7,6 @@ from typing import Any
 from medusa_chat.bench.harness.answers import questions
 from medusa_chat.bench.harness.context import BenchContext, machine, read_model
 from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
-from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.bench.harness.rows import Row, unmeasured
 from medusa_chat.bench.studies.assisted import assisted
 from medusa_chat.bench.studies.exactness import exactness
@@ -31,7 +30,6 @@ from medusa_chat.bench.studies.roofline import roofline
 from medusa_chat.bench.studies.speed import PROMPTS, race
 from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.tuner import apply_tuning
@@ -86,26 +84,18 @@ def run(
     tree: str,
     progress: Callable[[str], None],
     studies: Sequence[str] = (),
-    budget: float = 1.0,
-    settings: GenerationSettings | None = None,
-    report: Report | None = None,
     **inputs: Any,
 ) -> dict[str, Any]:
     """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. inputs: more
-    fields of BenchContext. settings, report: of the study "report", which fills `report`. Returns
-    {"machine", "rows", "verdict"}. The tuner's costs and the results of "speed" are kept for
-    `--tree auto`, doctor and the page. Raises UsageError without heads."""
+    fields of BenchContext. Returns {"machine", "rows", "verdict"}. The tuner's costs and the
+    results of "speed" are kept for `--tree auto`, doctor and the page. Raises UsageError without
+    heads."""
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(
             f"{loaded.info.name} has no Medusa heads to measure: give a checkpoint that has"
         )
-    context = BenchContext(
-        *(request, loaded, tree, rounds, max_new_tokens, progress, budget),
-        settings=settings or GenerationSettings(),
-        report=report,
-        **inputs,
-    )
+    context = BenchContext(request, loaded, tree, rounds, max_new_tokens, progress, **inputs)
     chosen = _chosen(studies or tuple(STUDIES), (*STUDIES, *FINDINGS))
     rows = [row for name in chosen for row in _rows(name, context)]
     if context.tree == "auto":

@@ -15,7 +15,6 @@ from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.distill_conversations import Answered, answer_conversations
 from medusa_chat.training.events import Stage
-from medusa_chat.training.examples import EncodedExamples
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.setup import TrainingSetup
@@ -43,7 +42,7 @@ def distill(
     recipe: Recipe,
     folder: Path,
     group: ProcessGroup,
-) -> Generator[Stage | Answered, None, EncodedExamples]:
+) -> Generator[Stage | Answered, None, list[Example]]:
     """What the heads learn: the backbone's answers, read from their files below `folder` as far as
     they are there. The first process makes them and writes the conversations with them; the others
     wait until it is done."""
@@ -72,4 +71,4 @@ def distill(
         raise UsageError(
             "the backbone's answers are too short to train heads on: give other prompts"
         )
-    return EncodedExamples(tuple(found), 0, 0)
+    return found

@@ -17,13 +17,6 @@ from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.teacher_states import TeacherStates
 
 
-def epoch_batches(
-    examples: Sequence[Example], recipe: HeadRecipe, epoch: int
-) -> list[list[Example]]:
-    """The batches of an epoch. Their order depends on the seed and the epoch."""
-    return group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch)
-
-
 def stream_batches(
     examples: Sequence[Example], recipe: HeadRecipe, start: int, group: ProcessGroup
 ) -> Iterator[tuple[int, Sequence[Example]]]:
@@ -31,7 +24,7 @@ def stream_batches(
     first one without its labels, so that it has its part in every sum."""
     step = 0
     for epoch in range(recipe.steps if start < recipe.steps else 0):
-        for rows in epoch_batches(examples, recipe, epoch):
+        for rows in group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch):
             if step >= recipe.steps:
                 return
             if step >= start:
@@ -66,7 +59,7 @@ def caching_inputs(
     targets: list[Tensor] = []
     hidden: Tensor | None = None  # of all, filled as they come: joined they were there twice
     done = tokens = count = 0
-    for rows in epoch_batches(examples, recipe, 0):
+    for rows in group_by_length(examples, recipe.batch_tokens, recipe.seed):
         inputs = head_inputs(model, collate(rows), heads)
         if hidden is None:
             most = sum(sum(example.is_label) for example in examples)

@@ -64,11 +64,10 @@ def joint_loss(
     frozen = getattr(lm_head.linear, "base_layer", lm_head.linear)  # without its adapter
     teacher = LogitHead(frozen, base.config.get_text_config())
     lm = _lm_loss(lm_head, hidden[is_label], wanted, lm_count, teacher, trainable)
-    counts = group.sum((targets != IGNORED).sum((0, 1)))
     roots = batch.next_ids.to(device)[is_target]
     inputs, decay = HeadInputs(hidden[is_target], roots, targets[is_target]), recipe.heads.decay
     drafted_by = lm_head if short is None else short.lm_head
-    medusa = medusa_loss(heads, drafted_by, *inputs, decay, labels=counts, trainable=trainable)
+    medusa = medusa_loss(heads, drafted_by, *inputs, decay, group=group, trainable=trainable)
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
 
 

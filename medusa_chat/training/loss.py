@@ -12,6 +12,7 @@ from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
 from medusa_chat.training.data import Batch
 from medusa_chat.training.events import Evaluated, TopShares
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 
 IGNORED = -100  # a target where a head has no label
 RANKS = 5  # predictions of a head that are counted while it learns
@@ -94,17 +95,17 @@ def medusa_loss(
     targets: Tensor,
     decay: float = 0.8,
     rows_at_once: int = ROWS_AT_ONCE,
-    labels: Tensor | None = None,
+    group: ProcessGroup = ALONE,
     trainable: Iterable[Tensor] = (),
 ) -> HeadLosses:
     """L_Medusa-1 = sum over k of decay^k CE_k, k from 1 (Medusa, arXiv 2401.10774, 2.2.1).
 
     hidden [n, d], roots int64 [n], targets [n, K] int64 with IGNORED where a head has none. CE_k
-    is the mean over the labels of head k, or over `labels` [K] int64 where these rows are only a
-    part of them. trainable: what has gradients beside the heads and `hidden`, as the adapter of
-    the LM head. Logits of at most `rows_at_once` rows exist at a time.
+    is the mean over the labels of head k, of all processes. trainable: what has gradients beside
+    the heads and `hidden`, as the adapter of the LM head. Logits of at most `rows_at_once` rows
+    exist at a time.
     """
-    labels = (targets != IGNORED).sum(0) if labels is None else labels
+    labels = group.sum((targets != IGNORED).sum(0))
     count = labels.clamp(min=1)
     weights = decay ** torch.arange(1, targets.shape[1] + 1, device=targets.device) / count
     parts: list[tuple[Tensor, Tensor]] = []

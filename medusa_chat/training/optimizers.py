@@ -23,7 +23,7 @@ def head_optimizers(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
     matrices = [p for p in (heads.weight, heads.root_weight) if p is not None]
     rest = [p for p in heads.parameters() if all(p is not one for one in matrices)]
     muon = Muon(matrices, rate, decay), rate
-    return [muon, adamw(rest, recipe.other_learning_rate, decay)]
+    return [muon, adamw(rest, rate / 10, decay)]
 
 
 def adamw(

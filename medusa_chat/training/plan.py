@@ -8,8 +8,7 @@ from typing import Any
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import Example
-from medusa_chat.training.hidden_states import epoch_batches
+from medusa_chat.training.data import Example, group_by_length
 from medusa_chat.training.lora import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE
 from medusa_chat.training.recipe import TrainRequest
@@ -108,7 +107,8 @@ def plan(
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
     cached = labels * width if stage.cache_hidden else 0
     if needs_teacher_twice(recipe):
-        states = labels * width * stage.steps // len(epoch_batches(examples, stage, 0))
+        in_epoch = len(group_by_length(examples, stage.batch_tokens, stage.seed))
+        states = labels * width * stage.steps // in_epoch
         cached += min(states, BYTES.get(setup.device.type, 0))
     needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged")
     return Plan(

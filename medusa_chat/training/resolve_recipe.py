@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from medusa_chat.training.data import Example
-from medusa_chat.training.hidden_states import epoch_batches
+from medusa_chat.training.data import Example, group_by_length
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
@@ -15,14 +14,12 @@ CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # most memory of ca
 def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) -> HeadRecipe:
     """The settings of the heads' stage. Hidden states are cached where there is a second epoch and
     enough memory."""
-    rate = recipe.head_learning_rate
     labels = sum(sum(example.is_label) for example in examples)
     base = HeadRecipe(
         batch_tokens=recipe.batch_tokens,
         batch_labels=max(recipe.batch_tokens // 4, 1),
         cache_hidden=_caches(recipe, labels, setup),
-        learning_rate=rate,
-        other_learning_rate=rate / 10,
+        learning_rate=recipe.head_learning_rate,
         decay=recipe.decay,
         weight_decay=recipe.weight_decay,
         seed=recipe.seed,
@@ -30,7 +27,7 @@ def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetu
     )
     in_epoch = max(labels // base.batch_labels, 1)  # about as many as batches of whole examples
     if not base.cache_hidden:
-        in_epoch = len(epoch_batches(examples, base, 0))
+        in_epoch = len(group_by_length(examples, base.batch_tokens, base.seed))
     steps = recipe.max_steps or recipe.epochs * in_epoch
     interval = max(steps // 10, 1)
     return replace(
@@ -52,7 +49,7 @@ def _caches(recipe: Recipe, labels: int, setup: TrainingSetup) -> bool:
 def joint_recipe(recipe: Recipe, heads: HeadRecipe) -> JointRecipe:
     """The settings of the stage that trains backbone and heads. heads: from head_recipe."""
     return JointRecipe(
-        replace(heads, cache_hidden=False),
+        heads,
         *(recipe.learning_rate, recipe.lambda0, recipe.lambda0_schedule, recipe.distill),
         *(recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout),
     )

@@ -12,10 +12,11 @@ import torch
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
+from medusa_chat.training.data import Example
 from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.distill_stage import distill, keep_answers
 from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
-from medusa_chat.training.examples import EncodedExamples, encode_all, require_template, split
+from medusa_chat.training.examples import encode_all, require_template, split
 from medusa_chat.training.head_calibration import calibrate_heads
 from medusa_chat.training.joint import train_jointly
 from medusa_chat.training.lora import adapter_tensors, add_adapter
@@ -70,7 +71,7 @@ def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
     return found
 
 
-def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> EncodedExamples:
+def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> Sequence[Example]:
     """The conversations as they stand in the data."""
     encoded = encode_all(setup.tokenizer, conversations, setup.length, setup.vocabulary)
     if encoded.cut:
@@ -80,20 +81,20 @@ def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> EncodedE
             f"{encoded.left_out} rows are skipped: no answer of two tokens begins within "
             f"{setup.length}"
         )
-    return encoded
+    return encoded.examples
 
 
 def _train(
     request: TrainRequest,
     setup: TrainingSetup,
     conversations: list[Conversation],
-    encoded: EncodedExamples,
+    found: Sequence[Example],
     folder: Path,
     group: ProcessGroup,
 ) -> Iterator[Event]:
     """Plan, train the stages of the recipe, calibrate and write the checkpoint."""
     recipe = request.recipe
-    examples, held_out = split(encoded.examples, recipe.seed)
+    examples, held_out = split(found, recipe.seed)
     torch.manual_seed(recipe.seed)
     lm_head = setup.model.get_output_embeddings()
     embedding = setup.model.get_input_embeddings() if recipe.root else None

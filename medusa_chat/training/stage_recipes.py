@@ -7,14 +7,13 @@ from dataclasses import dataclass
 class HeadRecipe:
     """Settings of a Medusa-1 stage; the defaults suit heads that share the LM head.
 
-    optimizer: "muon" uses Muon at learning_rate for the residual layers and AdamW at
-    other_learning_rate for biases and for LM heads of their own; "adamw" uses AdamW at
-    learning_rate for all. batch_tokens: tokens of a batch, padding included; similar lengths are
-    together.
-    cache_hidden: run the backbone once over all examples, keep the hidden states (d values a label)
-    and draw batches of batch_labels from them; otherwise run it at every step over a batch of
-    batch_tokens. decay: the loss of head k (from 1) has the weight decay^k. evaluate_every,
-    save_every: steps; both also happen after the last step.
+    optimizer: "muon" uses Muon at learning_rate for the residual layers and AdamW at a tenth of it
+    for biases and for LM heads of their own; "adamw" uses AdamW at learning_rate for all.
+    batch_tokens: tokens of a batch, padding included; similar lengths are together. cache_hidden:
+    run the backbone once over all examples, keep the hidden states (d values a label) and draw
+    batches of batch_labels from them; otherwise run it at every step over a batch of batch_tokens.
+    decay: the loss of head k (from 1) has the weight decay^k. evaluate_every, save_every: steps;
+    both also happen after the last step.
     """
 
     steps: int = 500
@@ -22,7 +21,6 @@ class HeadRecipe:
     batch_labels: int = 1024
     cache_hidden: bool = True
     learning_rate: float = 2e-2
-    other_learning_rate: float = 2e-3
     warmup_steps: int = 20
     decay: float = 0.8
     weight_decay: float = 0.0

@@ -14,9 +14,7 @@ from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
 from medusa_chat.training.hidden_states import caching_inputs, draw_inputs, stream_inputs
 from medusa_chat.training.loss import (
-    IGNORED,
     HeadInputs,
-    HeadLosses,
     LMHead,
     evaluated,
     head_inputs,
@@ -102,7 +100,7 @@ def train_heads(
     evaluation = partial(evaluate, model, lm_head, heads, held_out, recipe) if held_out else None
     yield from run_steps(
         batches,
-        lambda step, inputs: _loss(learnt_by, heads, inputs, recipe, group),
+        lambda step, inputs: medusa_loss(heads, learnt_by, *inputs, recipe.decay, group=group),
         *(list(heads.parameters()), optimizers, recipe, save, evaluation, group),
     )
 
@@ -119,15 +117,5 @@ def evaluate(
     """Loss (nats) and accuracies of every head over the examples, each over its own labels."""
     groups = group_by_length(examples, recipe.batch_tokens, recipe.seed)
     batches = [head_inputs(model, collate(group), len(heads)) for group in groups]
-    return evaluated(step, [_loss(lm_head, heads, inputs, recipe) for inputs in batches])
-
-
-def _loss(
-    lm_head: LMHead,
-    heads: MedusaHeads,
-    inputs: HeadInputs,
-    recipe: HeadRecipe,
-    group: ProcessGroup = ALONE,
-) -> HeadLosses:
-    labels = group.sum((inputs.targets != IGNORED).sum(0))
-    return medusa_loss(heads, lm_head, *inputs, recipe.decay, labels=labels)
+    losses = [medusa_loss(heads, lm_head, *inputs, recipe.decay) for inputs in batches]
+    return evaluated(step, losses)

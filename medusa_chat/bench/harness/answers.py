@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -133,6 +134,12 @@ def run_of(question: Question, events: Iterable[Told]) -> Run:
     assert isinstance(last, Finished)
     stats = last.stats
     return Run(question, last.token_ids, stats.steps, stats.emitted, stats.seconds)
+
+
+def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The place of the first token that is not the same; None where the two are the same."""
+    pairs = enumerate(zip_longest(one, other))
+    return next((place for place, (a, b) in pairs if a != b), None)
 
 
 def answer_all(

@@ -5,7 +5,6 @@ Greedily and with a seed, in fp32 and bf16; and greedily in fp32 these are trans
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from time import monotonic
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from medusa_chat.bench.harness.answers import (
     asked_texts,
     page_run,
+    parting,
     question_of,
     questions,
     spread_order,
@@ -143,12 +143,6 @@ def differences(
             gap = float(values[one.tokens[place]] - values[other.tokens[place]])
         found.append(Difference(number, place, gap))
     return found
-
-
-def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The place of the first token that is not the same; None where the two are the same."""
-    pairs = enumerate(zip_longest(one, other))
-    return next((place for place, (a, b) in pairs if a != b), None)
 
 
 @torch.inference_mode()

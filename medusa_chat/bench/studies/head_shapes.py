@@ -30,10 +30,7 @@ ALONE = HeadRecipe(
     steps=150,
     batch_labels=512,
     learning_rate=3.5e-3,
-    other_learning_rate=3.5e-4,
     weight_decay=1.0,
-    evaluate_every=10**9,
-    save_every=10**9,
 )
 
 

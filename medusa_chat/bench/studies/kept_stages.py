@@ -27,7 +27,7 @@ from medusa_chat.training.joint_loss import evaluate_jointly
 from medusa_chat.training.lora import add_adapter
 from medusa_chat.training.loss import HeadInputs
 from medusa_chat.training.short_vocabulary import ShortVocabulary
-from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
+from medusa_chat.training.stage_recipes import JointRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 
 STEPS = 60  # of every method; of two stages the first half trains the heads alone
@@ -81,9 +81,7 @@ def _alone(
 
 
 def _joint(steps: int, rate: float, weight: float) -> JointRecipe:
-    heads: HeadRecipe = replace(
-        ALONE, steps=steps, batch_tokens=TOKENS, cache_hidden=False, warmup_steps=steps // 8
-    )
+    heads = replace(ALONE, steps=steps, batch_tokens=TOKENS, warmup_steps=steps // 8)
     return JointRecipe(heads, learning_rate=rate, lambda0=weight, distill=True)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +14,7 @@ from medusa_chat.bench.harness.answers import (
     fastest,
     fastest_of_rounds,
     page_answer,
+    parting,
     questions,
 )
 from medusa_chat.bench.harness.context import BenchContext
@@ -193,14 +193,10 @@ def _speed(name: str, runs: Sequence[Run], plain: Sequence[Run], note: str) -> R
 
 def _same_text(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
     """The share of plain decoding's tokens that the answers have, up to the first that differs."""
-    pairs = [(run.tokens, base.tokens) for run, base in zip(runs, plain, strict=True)]
-    shares = [_common(*pair) / max(len(pair[1]), 1) for pair in pairs]
-    whole = sum(one == base for one, base in pairs)
-    note = f"up to the first that differs; {whole} of {len(pairs)} whole answers"
-    total = sum(_common(*pair) for pair in pairs) / max(sum(len(base) for _, base in pairs), 1)
+    wanted = [len(base.tokens) for base in plain]
+    places = [parting(run.tokens, base.tokens) for run, base in zip(runs, plain, strict=True)]
+    alike = [n if at is None else at for at, n in zip(places, wanted, strict=True)]
+    shares = [count / max(n, 1) for count, n in zip(alike, wanted, strict=True)]
+    note = f"up to the first that differs; {places.count(None)} of {len(places)} whole answers"
+    total = sum(alike) / max(sum(wanted), 1)
     return row(f"{name}: same tokens", shares, f"of {PLAIN}'s", note=note, value=total)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two answers begin with alike."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
