@@ -22,9 +22,8 @@ def tree_names() -> tuple[str, ...]:
 def load_tree(name: str, nodes: int | None = None) -> Tree:
     """The tree of a preset or a JSON file, cut to its first `nodes` nodes (the root counted).
 
-    A file holds {"choices": [...]} or its bare list, as the reference writes `medusa_choices`, or
-    {"parents": [...], "ranks": [...]} as a trace does. Raises UsageError, also when the tree has
-    fewer nodes than asked for.
+    A file holds {"choices": [...]} or its bare list, as the reference writes `medusa_choices`.
+    Raises UsageError, also when the tree has fewer nodes than asked for.
     """
     tree = _read_tree(_tree_file(name))
     if nodes is None:
@@ -91,27 +90,13 @@ def _read_json(file: Path) -> Any:
 
 
 def _tree(value: Any) -> Tree:
-    if isinstance(value, dict) and "parents" in value:
-        return _from_parents(value["parents"], value.get("ranks"))
     choices = value.get("choices") if isinstance(value, dict) else value
     if not isinstance(choices, list) or not all(map(_is_ranks, choices)):
         raise UsageError(
-            'give {"choices": [[0], [1], [0, 0]]}, its bare list, or {"parents": [...], '
-            f'"ranks": [...]}}, with ranks from 0 to {MAX_NODES - 1}'
+            'give {"choices": [[0], [1], [0, 0]]} or its bare list, with ranks from 0 to '
+            f"{MAX_NODES - 1}"
         )
     return Tree.from_choices(choices)
-
-
-def _from_parents(parents: Any, ranks: Any) -> Tree:
-    if not isinstance(parents, list) or not isinstance(ranks, list):
-        raise UsageError("parents and ranks are lists, an entry per node")
-    ranks = [-1 if rank is None else rank for rank in ranks[:1]] + ranks[1:]
-    if not _is_ranks(ranks[1:]) or not all(type(value) is int for value in parents + ranks[:1]):
-        raise UsageError(
-            "parents are whole numbers, -1 for the root; "
-            f"ranks are whole numbers from 0 to {MAX_NODES - 1}, null for the root"
-        )
-    return Tree(tuple(parents), tuple(ranks))
 
 
 def _is_ranks(value: Any) -> bool:

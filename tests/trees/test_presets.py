@@ -14,7 +14,6 @@ from medusa_chat.trees import presets
 from medusa_chat.trees.presets import load_tree, tree_names
 from medusa_chat.trees.shapes import cartesian, chain
 
-PARENTS = {"parents": [-1, 0, 0, 1], "ranks": [-1, 0, 1, 0]}
 EXPECTED = Tree((-1, 0, 0, 1), (-1, 0, 1, 0))
 
 
@@ -47,8 +46,6 @@ def test_presets_of_the_small_trees() -> None:
         [[0], [1], [0, 0]],
         {"choices": [[0], [1], [0, 0]]},
         {"name": "mine", "choices": [[0], [1], [0, 0]], "unknown": 1},
-        PARENTS,
-        {"parents": [-1, 0, 0, 1], "ranks": [None, 0, 1, 0]},
         "\ufeff[[0], [1], [0, 0]]",
     ],
 )
@@ -63,10 +60,6 @@ def test_files_in_every_form(tmp_path: Path, value: Any) -> None:
         *(None, 1, "text", True, [0], [None], [["0"]], [[0.0]], [[True]], [[-1]], [[[0]]]),
         *([[0], [0]], [[0, 0]], [[]], [[10**30]], [[rank % 256] for rank in range(400)]),
         *({}, {"choices": None}, {"choices": {}}, {"choices": "[[0]]"}),
-        *({"parents": [-1, 0]}, {"parents": 1, "ranks": 1}, {"parents": [], "ranks": []}),
-        *({**PARENTS, "ranks": [-1, 0, 1]}, {**PARENTS, "ranks": [-1, 0, None, 0]}),
-        *({**PARENTS, "parents": [-1, 0, 0, 5]}, {**PARENTS, "parents": [-1, "0", 0, 1]}),
-        {"parents": [-1, 0, 0, 1.0], "ranks": [-1, 0, 1, 0]},
     ],
 )
 def test_files_that_hold_no_tree_are_refused_in_one_line(tmp_path: Path, value: Any) -> None:
@@ -80,7 +73,7 @@ def test_files_that_hold_no_tree_are_refused_in_one_line(tmp_path: Path, value: 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_any_json_is_a_tree_or_refused(value: Any) -> None:
-    for candidate in (value, {"choices": value}, {"parents": value, "ranks": value}):
+    for candidate in (value, {"choices": value}):
         try:
             assert isinstance(presets._tree(candidate), Tree)
         except UsageError:
