@@ -121,10 +121,10 @@ static void score(const Block *b, const float *keys, int part, int parts) {
     }
 }
 
-/* A row of scores from column `free` on, and what lies beyond the last key. */
-static void hide(const Block *b, const Pass *pass, float *s, int row, int free) {
+/* A row of scores where a column may be hidden, and what lies beyond the last key. */
+static void hide(const Block *b, const Pass *pass, float *s, int row) {
     const float *mask = pass->mask + row * pass->stride - pass->free;
-    int j = free;
+    int j = (int)pass->free;
     for (; j + LANES <= b->keys; j += LANES) store(s + j, load(s + j) + load(mask + j));
     for (; j < b->keys; j++) s[j] += mask[j];
     for (; j < b->width; j++) s[j] = -INFINITY;
@@ -134,7 +134,7 @@ static void hide(const Block *b, const Pass *pass, float *s, int row, int free) 
 static void soften(const Block *b, const Attention *a, int part, int parts) {
     for (int l = first(b->pairs, part, parts); l < first(b->pairs, part + 1, parts); l++) {
         float *s = b->s + (ptrdiff_t)l * b->width;
-        hide(b, &a->pass, s, b->row[l], a->free);
+        hide(b, &a->pass, s, b->row[l]);
         vec most = load(s);
         for (int j = LANES; j < b->width; j += LANES) most = larger(load(s + j), most);
         const float high = highest(most);

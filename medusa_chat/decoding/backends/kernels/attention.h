@@ -11,14 +11,13 @@
 #define GROUP 32         /* keys whose values tiles mix at once */
 
 /* The attention of BLOCK pairs that share the key head `kv`, from pair `first` of its rows * groups
-   on: qkv [rows, qkv_width] with the keys already in the layer's -> mixed [rows, heads * head_dim].
-   free: columns of the mask that hide nothing. */
+   on: qkv [rows, qkv_width], keys already in the layer's -> mixed [rows, heads * head_dim]. */
 typedef struct {
     Pass pass;
     Layer layer;
     const float *qkv;
     float *mixed;
-    int kv, first, free;
+    int kv, first;
 } Attention;
 
 /* Some (row, head) pairs that share a key head. Queries are of bf16 where keys and values are; a

@@ -148,22 +148,6 @@ static Part part_of(const Pass *pass, int part, int parts) {
     return p;
 }
 
-/* Whether each part can have heads of keys and values of its own, and the queries that go with
-   them: nobody waits for another then between their products and their attention. */
-static int is_split(const Decoder *m, int parts) {
-    return m->kv_heads % parts == 0 && m->head_dim % PANEL == 0;
-}
-
-/* Queries, keys and values of the heads of keys and values from `kv` to `last`. */
-static void project(const Product *qkv, const Decoder *m, int kv, int last) {
-    const int each = (int)m->head_dim / PANEL, heads = (int)m->heads, kvs = (int)m->kv_heads;
-    const int groups = heads / kvs;
-    const Product product = ready(qkv);
-    multiply(&product, kv * groups * each, last * groups * each);
-    multiply(&product, (heads + kv) * each, (heads + last) * each);
-    multiply(&product, (heads + kvs + kv) * each, (heads + kvs + last) * each);
-}
-
 /* Blocks of a key head's (row, head) pairs; rows of different texts are in none together. */
 static int blocks_of(const Pass *pass) {
     const int groups = (int)(pass->decoder->heads / pass->decoder->kv_heads);
@@ -182,8 +166,7 @@ static Attention attention_of(const Part *p, const Layer *layer, int task) {
                    .qkv = p->qkv,
                    .mixed = p->mixed,
                    .kv = task / blocks,
-                   .first = block * BLOCK,
-                   .free = (int)p->pass->free};
+                   .first = block * BLOCK};
     if (!p->pass->texts) return a;
     const int each = blocks / (int)p->pass->rows, row = block / each;
     const ptrdiff_t at = text_at(p->pass, row), bytes = m->is_half ? 2 : 4;
@@ -191,7 +174,7 @@ static Attention attention_of(const Part *p, const Layer *layer, int task) {
     a.layer.keys = (char *)a.layer.keys + bytes * at;
     a.layer.values = (char *)a.layer.values + bytes * at;
     a.qkv += (ptrdiff_t)row * qkv_width(m), a.mixed += row * m->heads * m->head_dim;
-    a.first = block % each * BLOCK, a.free = (int)a.pass.start + 1;
+    a.first = block % each * BLOCK, a.pass.free = a.pass.start + 1;
     return a;
 }
 
@@ -228,15 +211,10 @@ static void attend_layer(const Part *p, const Layer *layer) {
     const Product out = {
         p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, 0};
     normalise_all(pass, pass->hidden, layer->before, p->normed);
-    if (is_split(m, parts)) {
-        project(&qkv, m, kv, last);
-        place(pass, layer, p->qkv, kv, last);
-    } else {
-        share(&qkv, part, parts);
-        meet(part, parts);
-        place(pass, layer, p->qkv, kv, last);
-        meet(part, parts);
-    }
+    share(&qkv, part, parts);
+    meet(part, parts);
+    place(pass, layer, p->qkv, kv, last);
+    meet(part, parts);
     attend_all(p, layer);
     meet(part, parts);
     share(&out, part, parts);

@@ -145,31 +145,10 @@ INLINE float highest(vec v) {
     return v[1] > v[0] ? v[1] : v[0];
 }
 
-/* p * 2^n, and 0 where x is under `low`. */
-INLINE vec scaled(vec p, vec n, vec x, float low) {
-#if defined(__AVX512F__) && defined(__AVX512VL__)
-    vec found;
-    __asm__("vcmpnltps %3, %4, %%k1\n\tvscalefps %2, %1, %0%{%%k1%}%{z%}"
-            : "=v"(found)
-            : "v"(p), "v"(n), "v"(all(low)), "v"(x)
-            : "k1");
-    return found;
-#else
-    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
-    return pick(x < all(low), all(0.0f), p * (vec)power);
-#endif
-}
-
 /* The nearest whole numbers of small ones. */
 INLINE vec nearest(vec x) {
-#if defined(__AVX512F__) && defined(__AVX512VL__)
-    vec found;
-    __asm__("vrndscaleps $8, %1, %0" : "=v"(found) : "v"(x));
-    return found;
-#else
     const vec magic = all(12582912.0f);
     return (x + magic) - magic;
-#endif
 }
 
 /* e^x to 2 units in the last place; 0 under -87 (as for -inf), so that what is masked adds
@@ -186,7 +165,8 @@ INLINE vec exponential(vec x) {
     p = fused(p, r, all(1.6666665459e-1f));
     p = fused(p, r, all(5.0000001201e-1f));
     p = fused(p * r, r, r) + 1.0f;
-    return scaled(p, n, x, -87.0f);
+    const ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+    return pick(x < all(-87.0f), all(0.0f), p * (vec)power);
 }
 
 /* ln(x) of normal numbers to 2 units in the last place. */
