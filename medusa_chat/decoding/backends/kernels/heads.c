@@ -9,35 +9,27 @@
 
 #define MOST_HIDDEN 16384
 
-/* Outputs from panel `at` to `end` of the product of x with matrix `number` of some. */
-static void multiply_panels(Weights w, int size, ptrdiff_t number, const float *x,
-                            const float *bias, float *wide, int at, int end) {
-    const ptrdiff_t count = (size + PANEL - 1) / PANEL;
-    w.panels = (const char *)w.panels + number * count * panel_size(&w, size);
-    const Product p = {x, w, bias, wide, 1, size, size, 0, 0};
-    const Product q = ready(&p);
+/* Outputs from panel `at` to `end` of one head's stage: y = x + silu(W x + b) of a layer, x + R root
+   before the first one (layer -1). */
+static void add(const HeadStates *h, int layer, int head, const float *x, float *y, int at, int end) {
+    const int size = (int)h->size, last = least(PANEL * end, size), is_root = layer < 0;
+    const ptrdiff_t number = is_root ? head : (ptrdiff_t)layer * h->heads + head;
+    const ptrdiff_t panels = number * ((size + PANEL - 1) / PANEL);
+    Weights w = is_root ? h->roots : h->weights;
+    w.panels = (const char *)w.panels + panels * panel_size(&w, size);
+    float wide[MOST_HIDDEN];
+    const Product product = {.x = is_root ? h->root : x,
+                             .weights = w,
+                             .bias = is_root ? NULL : h->bias + number * size,
+                             .y = wide,
+                             .rows = 1,
+                             .ins = size,
+                             .outs = size};
+    const Product q = ready(&product);
     multiply(&q, at, end);
-}
-
-/* Outputs from panel `at` to `end` of one head's first input: y = hidden + R root. */
-static void add_root(const HeadStates *h, int head, float *y, int at, int end) {
-    const int last = least(PANEL * end, (int)h->size);
-    float wide[MOST_HIDDEN];
-    multiply_panels(h->roots, (int)h->size, head, h->root, NULL, wide, at, end);
-    for (int d = PANEL * at; d < last; d += LANES)
-        store(y + d, load(h->hidden + d) + load(wide + d));
-}
-
-/* Outputs from panel `at` to `end` of one head's layer: y = x + silu(W x + b). */
-static void add_layer(const HeadStates *h, int layer, int head, const float *x, float *y, int at,
-                      int end) {
-    const int size = (int)h->size, last = least(PANEL * end, size);
-    const ptrdiff_t number = (ptrdiff_t)layer * h->heads + head;
-    float wide[MOST_HIDDEN];
-    multiply_panels(h->weights, size, number, x, h->bias + number * size, wide, at, end);
     for (int d = PANEL * at; d < last; d += LANES) {
         const vec z = load(wide + d);
-        store(y + d, load(x + d) + z / (1.0f + exponential(-z)));
+        store(y + d, load(x + d) + (is_root ? z : z / (1.0f + exponential(-z))));
     }
 }
 
@@ -60,9 +52,7 @@ static void add_layers(const void *what, int part, int parts) {
             const int stop = least(end - base, panels);
             const float *x = s ? states[!target] + (ptrdiff_t)k * size : h->hidden;
             float *y = states[target] + (ptrdiff_t)k * size;
-            if (at >= stop) continue;
-            if (s < reads) add_root(h, k, y, at, stop);
-            else add_layer(h, s - reads, k, x, y, at, stop);
+            if (at < stop) add(h, s - reads, k, x, y, at, stop);
         }
     }
 }

@@ -45,21 +45,6 @@ class NativeHeads(nn.Module):
             self._names = chosen.contiguous()
             self._most = len(chosen)
         self._short: Any = heads.short
-        self._jobs: dict[tuple[int, int], tuple[HeadGuesses, tuple[Tensor, ...]]] = {}
-
-    def _job_of(self, heads: int, count: int) -> tuple[HeadGuesses, tuple[Tensor, ...]]:
-        """What `guesses` reads but for its arguments, and its results, with the memory it works in
-        behind them."""
-        short = self._short
-        states, logits = torch.empty(2 * heads, self._size), torch.empty(heads, short.outs)
-        values, tokens = torch.empty(heads, count), torch.empty(heads, count, dtype=torch.long)
-        sums = torch.empty(heads)
-        job = HeadGuesses(states=self._job, names=self._names.data_ptr())
-        job.states.states, job.states.used = states.data_ptr(), heads
-        job.logits = short.job_of(states, logits)
-        addresses = (t.data_ptr() for t in (logits, values, sums, tokens))
-        job.guesses = Guesses(*addresses, *logits.shape, count)
-        return job, (values, tokens, sums, states, logits)
 
     def _laid_out(self, matrices: Tensor) -> tuple[Weights, Tensor]:
         """Matrices [n, d, d] in panels, one behind the other -> what C is told of them, and what
@@ -92,13 +77,17 @@ class NativeHeads(nn.Module):
         self, hidden: Tensor, root: Tensor | None, heads: int, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """hidden and root [1, d] -> of each head the best logits float32 and their tokens
-        int64 [heads, count], falling, and log(sum(exp)) of all of the shortlist float32 [heads].
-        The next call for as many writes them again."""
-        if (heads, count) not in self._jobs:
-            self._jobs[heads, count] = self._job_of(heads, count)
-        job, (values, tokens, sums, *_) = self._jobs[heads, count]
+        int64 [heads, count], falling, and log(sum(exp)) of all of the shortlist float32 [heads]."""
         x = hidden.float().contiguous()
         e = x if root is None else root.float().contiguous()
+        states, logits = torch.empty(2 * heads, self._size), torch.empty(heads, self._short.outs)
+        values, tokens = torch.empty(heads, count), torch.empty(heads, count, dtype=torch.long)
+        sums = torch.empty(heads)
+        job = HeadGuesses(self._job, self._short.job_of(states, logits))
         job.states.hidden, job.states.root = x.data_ptr(), e.data_ptr()
+        job.states.states, job.states.used = states.data_ptr(), heads
+        addresses = (t.data_ptr() for t in (logits, values, sums, tokens))
+        job.guesses = Guesses(*addresses, *logits.shape, count)
+        job.names = self._names.data_ptr()
         self._threads.c.head_guesses(byref(job), self._threads.count)
         return values, tokens, sums
