@@ -20,17 +20,15 @@ from medusa_chat.decoding.settings import CHUNK, CPU_CHUNK, MAX_NODES
 class Backbone:
     """A causal language model, its KV cache and its masks, for one text at a time.
 
-    The model is stock; attention "medusa_tree" is ours (see attention.py), "sdpa" and "eager"
-    transformers'. Raises ModelError for a family whose attention cannot hold a tree.
+    The model is stock; its attention is ours (see attention.py), or transformers' "eager" where the
+    family needs it. Raises ModelError for a family whose attention cannot hold a tree.
     """
 
-    def __init__(self, model: Any, context: int, implementation: str = attention.NAME) -> None:
+    def __init__(self, model: Any, context: int) -> None:
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
-        if needs_eager(model):
-            implementation = "eager"
-        self.attend_by(implementation)
+        self.attend_by("eager" if needs_eager(model) else attention.NAME)
         fix_frequencies(model, context)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         self.rows = Rows()  # what reads its logits; a load on CUDA puts kernels there
@@ -44,7 +42,7 @@ class Backbone:
         self.windows = windows(self.config)
         decoder = self.model.get_decoder()
         shapes = layer_shapes(decoder, self.config, self.device)
-        self.decoder: Any = lean_decoder(decoder, implementation)
+        self.decoder: Any = lean_decoder(decoder)
         self.cache = KVCache(shapes, context + MAX_NODES, self.dtype)
 
     def attend_by(self, implementation: str) -> None:

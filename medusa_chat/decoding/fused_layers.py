@@ -11,31 +11,15 @@ from medusa_chat.decoding.attention import OURS, fold
 
 
 class FusedRMSNorm(nn.Module):
-    """RMSNorm in few operators: [..., d] -> [..., d].
-
-    On a CPU in fp32, x * (w sqrt(d)) / hypot(|x|, sqrt(d epsilon)): the same formula in three
-    operators, in half the time of the composite one; elsewhere the device's own kernel.
-    """
+    """RMSNorm as one operator of torch: [..., d] -> [..., d]."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        self.weight = norm.weight
-        self.epsilon = float(norm.variance_epsilon)
-        size = self.weight.numel()
-        self.is_split = self.weight.dtype == torch.float32 and self.weight.device.type == "cpu"
-        self.scaled: Tensor
-        self.floor: Tensor
-        self.register_buffer("scaled", self.weight.detach() * size**0.5, persistent=False)
-        floor = torch.tensor((size * self.epsilon) ** 0.5, device=self.weight.device)
-        self.register_buffer("floor", floor, persistent=False)
+        self.weight, self.epsilon = norm.weight, float(norm.variance_epsilon)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., d], in the dtype of `hidden`."""
-        if not self.is_split:
-            return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.epsilon)
-        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        normed: Tensor = (hidden / torch.hypot(length, self.floor)).mul_(self.scaled)
-        return normed
+        return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.epsilon)
 
 
 class LayerOps:
@@ -182,10 +166,10 @@ class FusedDecoder:
         return SimpleNamespace(last_hidden_state=normed)
 
 
-def lean_decoder(decoder: Any, implementation: str) -> Any:
-    """The decoder without its wrappers where every layer is merged and shares one mask."""
+def lean_decoder(decoder: Any) -> Any:
+    """The decoder without its wrappers where every layer is merged and shares one mask of ours."""
     kinds = set(getattr(decoder.config, "layer_types", None) or ["full_attention"])
     layers = getattr(decoder, "layers", [])
     is_merged = len(layers) > 0 and all(isinstance(layer, FusedLayer) for layer in layers)
-    fits = is_merged and implementation in OURS and len(kinds) == 1
+    fits = is_merged and decoder.config._attn_implementation in OURS and len(kinds) == 1
     return FusedDecoder(decoder) if fits else decoder

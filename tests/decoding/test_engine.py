@@ -26,7 +26,7 @@ from medusa_chat.errors import ContextError, ModelError, UsageError
 from medusa_chat.runtime.trace_line import from_json, to_json
 from medusa_chat.trees.shapes import cartesian, chain
 
-IMPLEMENTATIONS = ("medusa_tree", "sdpa", "eager")
+IMPLEMENTATIONS = ("medusa_tree", "eager")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -39,7 +39,7 @@ def test_every_drafter_gives_plain_tokens(family, implementation):
     engine = engine_of(tiny(family), implementation)
     assert check_tree_step(engine.backbone) < 1e-4
     is_every_pair = family in ("llama", "qwen2-mixed")
-    shift = IMPLEMENTATIONS.index(implementation)
+    shift = 2 * IMPLEMENTATIONS.index(implementation)
     for at, temperature in enumerate((0.0, 1.2)):
         plain = tokens(engine, temperature=temperature)
         assert len(set(plain)) > 3

@@ -5,6 +5,7 @@ import torch
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.draft import Draft, Plan, TreeTensors
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.families import needs_eager
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
@@ -57,7 +58,9 @@ def engine_of(model, implementation="medusa_tree", context=CONTEXT, heads=4, eos
     random = MedusaHeads(heads, model.config.hidden_size, dtype=model.dtype).requires_grad_(False)
     torch.manual_seed(1)
     torch.nn.init.normal_(random.weight, std=0.3)
-    backbone = Backbone(model, context, implementation)
+    backbone = Backbone(model, context)
+    if not needs_eager(model):
+        backbone.attend_by(implementation)
     return Engine(TorchStep(backbone), random, frozenset(eos))
 
 

@@ -11,6 +11,7 @@ from medusa_chat.decoding.backends.graph_capture import State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.families import needs_eager
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState, TorchStep
@@ -57,7 +58,9 @@ def step_of(
     has_root: the heads read the root."""
     model = of_dtype(dtype, partial(tiny, family, num_hidden_layers=num_hidden_layers))
     replace_submodules(model)
-    backbone = Backbone(model, 90, implementation)
+    backbone = Backbone(model, 90)
+    if not needs_eager(model):
+        backbone.attend_by(implementation)
     backbone.lm_head.is_wide = is_wide
     heads = MedusaHeads(4, model.config.hidden_size, dtype=dtype, has_root=has_root)
     heads.read_roots(model.get_input_embeddings())
