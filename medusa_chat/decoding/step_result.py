@@ -35,7 +35,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Frame:
-    """How a step's numbers are to be read: its draft, and the names of the rows in `_rows`."""
+    """How a step's words are to be read: its draft, and the names of the rows in `packed`."""
 
     draft: Draft
     names: tuple[str, ...]
@@ -43,47 +43,34 @@ class Frame:
 
 def read(draft: Draft, accepted: Acceptance) -> StepResult:
     """A step's result on the host; it waits for the device once."""
-    if not draft.tokens.is_cpu:
-        return unpacked(*packed(draft, accepted))
-    rows, frame = _rows(draft, accepted)
-    return _result([row.tolist() for row in rows], frame)
+    return unpacked(*packed(draft, accepted))
 
 
 def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
     """A step's result as one row of words on the device, float32 [1 + rows * n], and how to read
-    it. Token ids are below 2**24, so that a float32 holds them."""
-    rows, frame = _rows(draft, accepted)
-    return torch.cat([row.float() for row in rows]), frame
-
-
-def unpacked(words: Tensor, frame: Frame) -> StepResult:
-    """The result in `packed` words float32 [w]."""
-    node, *values = words.tolist()
-    n = len(frame.draft.tree)
-    parts = [values[at : at + n] for at in range(0, len(values), n)]
-    tokens, sampled = ([int(token) for token in part] for part in parts[:2])
-    return _result([[int(node)], tokens, sampled, *parts[2:]], frame)
-
-
-def _rows(draft: Draft, accepted: Acceptance) -> tuple[list[Tensor], Frame]:
-    """The accepted node [1], and the rows [n] that the frame names: int64 the tokens and the
-    backbone's own, then figures of a floating dtype, of which the host does not know them yet."""
+    it: the accepted node, then the tokens and the backbone's own, and of figures those that the
+    host does not know yet. Token ids are below 2**24, so that a float32 holds them."""
     rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "entropies": accepted.checks}
     if accepted.log_probabilities is not None:
         rows["log_probabilities"] = accepted.log_probabilities
         figures = {"thresholds": accepted.thresholds, "shares": draft.shares}
         rows |= {name: row for name, row in figures.items() if isinstance(row, Tensor)}
-    return [accepted.node, *rows.values()], Frame(draft, tuple(rows))
+    words = torch.cat([row.float() for row in (accepted.node, *rows.values())])
+    return words, Frame(draft, tuple(rows))
 
 
-def _result(values: list[list[Any]], frame: Frame) -> StepResult:
-    """The result of the numbers in `_rows`."""
-    (node,), tokens, sampled, checks, *more = values
-    path = list(frame.draft.tree.paths[node])
-    rows = dict(zip(frame.names, values[1:], strict=True))
-    record = _record(frame.draft, rows) if more else None
-    is_finite, accepted = math.isfinite(checks[node]), [tokens[i] for i in path]
-    return StepResult(path, accepted, sampled[node], is_finite, len(tokens), record)
+def unpacked(words: Tensor, frame: Frame) -> StepResult:
+    """The result in `packed` words float32 [w]."""
+    node, *values = words.tolist()
+    draft, n = frame.draft, len(frame.draft.tree)
+    parts = [values[at : at + n] for at in range(0, len(values), n)]
+    rows = dict(zip(frame.names, parts, strict=True))
+    rows |= {name: [int(token) for token in rows[name]] for name in ("tokens", "sampled")}
+    path = list(draft.tree.paths[int(node)])
+    record = _record(draft, rows) if "log_probabilities" in rows else None
+    is_finite = math.isfinite(rows["entropies"][int(node)])
+    tokens = [rows["tokens"][i] for i in path]
+    return StepResult(path, tokens, rows["sampled"][int(node)], is_finite, n, record)
 
 
 def _record(draft: Draft, rows: dict[str, list[Any]]) -> DraftRecord:
