@@ -123,7 +123,7 @@ def examine() -> Report:
 def _backend(is_cuda: bool) -> str:
     """What runs the steps of a model on this machine's first device."""
     if is_cuda:
-        return "a CUDA graph if a trial at load time finds it faster, else torch operators"
+        return "a CUDA graph if a trial at load time finds it right, else torch operators"
     if native_build.compiler() is None:
         return "torch operators"
     return "our C backend for Llama-like models in fp32 and bf16, else torch operators"

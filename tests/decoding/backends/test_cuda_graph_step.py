@@ -349,37 +349,15 @@ def test_a_step_that_breaks_leaves_nothing_either():
 # ---- the trial at every load ----
 
 
-def tried(engine=None):
+def tried():
     """What a trial chooses, and why."""
-    engine = engine or engine_of(tiny("llama"))
+    engine = engine_of(tiny("llama"))
     return cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads)
 
 
-def test_a_trial_adopts_what_is_right_and_faster(monkeypatch):
-    monkeypatch.setattr(cuda_graph_trial, "_gain", lambda *_: 2.0)
+def test_a_trial_adopts_what_is_right():
     backend, why = tried()
-    assert isinstance(backend, CudaGraphStep) and why == "2 times as fast as by torch operators"
-    monkeypatch.setattr(cuda_graph_trial, "_gain", lambda *_: 0.9)
-    backend, why = tried()
-    assert isinstance(backend, TorchStep) and "not faster" in why
-
-
-def test_a_trial_times_both():
-    backbone = engine_of(tiny("llama")).backbone
-    assert cuda_graph_trial._gain(TorchStep(backbone), CudaGraphStep(backbone)) > 0
-
-
-def test_a_trial_does_not_adopt_what_records_nothing(monkeypatch):
-    """Steps without details, which it times, fail: operators against operators are no gain."""
-    real = RecordedStep.__init__
-
-    def init(self, capture, plan, here, *asked):
-        if not here.details:
-            raise RuntimeError("no recording of this kind")
-        real(self, capture, plan, here, *asked)
-
-    monkeypatch.setattr(RecordedStep, "__init__", init)
-    assert isinstance(tried()[0], TorchStep)
+    assert isinstance(backend, CudaGraphStep) and not why
 
 
 @pytest.mark.parametrize("fault", ["mask", "places", "hidden"])
