@@ -196,21 +196,6 @@ def test_a_killed_pull_goes_on_where_it_was(
     assert place.read_bytes() == server.repos[BASE].files[name]
 
 
-def test_what_huggingface_hub_keeps_of_a_killed_download(server: Hub, tmp_path: Path) -> None:
-    """Nothing: why a pull here does not go through snapshot_download."""
-    name = "model-00001-of-00002.safetensors"
-    server.repos[BASE].files[name] = weights(24 * MB, 9)
-    server.faults = [Fault(f"/cdn/.*{name}", "slow", 1, after=22 * MB, rate=10_000)]
-    code = f"import huggingface_hub as h; h.hf_hub_download({BASE!r}, {name!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment(server, tmp_path))
-    wait_for(lambda: begun_bytes(tmp_path) >= 20 * MB, seconds=600)
-    process.kill()
-    process.wait()
-    before = server.sent
-    subprocess.run([sys.executable, "-c", code], env=environment(server, tmp_path), check=True)
-    assert server.sent - before >= 24 * MB
-
-
 def test_a_full_disk_is_one_line_and_the_rest_comes_later(server: Hub, tmp_path: Path) -> None:
     name = "model-00001-of-00002.safetensors"
     server.repos[BASE].files[name] = weights(3 * MB, 9)

@@ -94,13 +94,15 @@ def test_the_most_probable_token_always_passes_below_delta_one():
     assert (log_p.max(-1).values.exp() > thresholds(entropies(log_p), settings)).all()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 9e-4])
 @pytest.mark.parametrize("rule", [typical, typical_sampled])
-def test_at_temperature_zero_every_rule_is_greedy(rule):
+def test_at_temperature_zero_or_as_good_as_none_every_rule_is_greedy(rule, temperature):
     logits = torch.randn(len(TREE), 7, generator=torch.Generator().manual_seed(0))
     tokens = [1, *logits.argmax(-1)[list(TREE.parents[1:])].tolist()]
-    settings = GenerationSettings(seed=1)
-    a, b = (result(one, draft_of(TREE, tokens), logits, 0, settings) for one in (rule, exact))
-    assert (a.path, a.next_token) == (b.path, b.next_token)
+    settings, zero = (GenerationSettings(temperature=t, seed=1) for t in (temperature, 0.0))
+    draft = draft_of(TREE, tokens)
+    a, b = (result(r, draft, logits, 0, s) for r, s in ((rule, settings), (exact, zero)))
+    assert (a.path, a.next_token, a.record.entropies) == (b.path, b.next_token, b.record.entropies)
 
 
 @pytest.mark.parametrize("rule", [typical, typical_sampled])

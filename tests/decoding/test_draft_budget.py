@@ -9,10 +9,8 @@ from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
 
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.draft_budget import DraftBudget
-from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.runtime.step_profiler import SIZES
-from medusa_chat.runtime.trace_line import from_json, to_json
 from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.pick import pick
 from medusa_chat.trees.presets import load_tree, published_accuracies
@@ -193,9 +191,3 @@ def _hits(draw: float, depth: int, rank: int) -> bool:
 def test_where_no_draft_pays_even_a_trusted_one_is_only_tried():
     _, _, sizes = decode(DraftBudget(costs_of(1.5), EXPECTED[:4]), [4] * 200)
     assert sizes.count(1) > 0.8 * len(sizes)
-
-
-def test_a_step_keeps_its_nodes_in_a_trace():
-    step = Step(0, (5,), "", 0.1, (0,), nodes=8)
-    line = to_json(step)
-    assert line["nodes"] == 8 and from_json(line) == step

@@ -6,8 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.engines import PROMPT, decode, on, tokens
 from support.native_engines import native_engine
 from support.shortlists import shortened
@@ -198,28 +196,6 @@ def spend(budget: DraftBudget, texts, length: int = 100):
         plain += tokens * budget.costs.at(1, length)
         length += tokens
     return spent, plain, sizes
-
-
-STEPS = st.tuples(st.floats(0, 1), st.integers(1, 4))
-
-
-@given(
-    st.floats(0.0, 2.0),
-    st.floats(0.0, 0.001),
-    st.integers(1, 3000),
-    st.lists(st.lists(STEPS, min_size=1, max_size=60), min_size=1, max_size=8),
-)
-def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
-    per_node, per_token, length, answers
-):
-    costs = costs_of(per_node, per_token)
-    budget = DraftBudget(costs, EXPECTED[:8], TREE.head(16))
-    found = [spend(budget, texts, length) for texts in answers]
-    spent, plain = sum(f[0] for f in found), sum(f[1] for f in found)
-    overhead = max(costs.at(8, n) - costs.at(1, n) for n in costs.lengths)
-    count = sum(map(len, answers))
-    slack = 1e-3 * plain + per_token * 64 * 64 * count  # costs are looked up every 64 tokens
-    assert spent <= (1 + budgets.SHARE) * plain + budgets.PATIENCE * overhead + slack
 
 
 def budget_of(per_node: float, usual: int = 4) -> DraftBudget:

@@ -206,20 +206,6 @@ def test_a_shortlist_that_is_none_is_refused(tmp_path, listed):
     assert Calibration.read(file).shortlist == (3, 7)
 
 
-def test_a_step_makes_nothing_anew():
-    engine, tree = shortened("llama"), next(t for t in TREES.values() if t.depth > 1)
-    drafters = [
-        engine.drafter(GenerationSettings(drafter="medusa", nodes=len(tree), seed=0), tree)
-        for _ in range(2)
-    ]
-    for drafter in drafters:
-        tokens(engine, drafter=drafter)
-    for depth in range(tree.depth + 2):
-        plans = [drafter.plan([5], depth) for drafter in drafters for _ in range(2)]
-        assert len({id(plan.tensors) for plan in plans}) == 1
-        assert len({id(plan.index) for plan in plans}) == 1
-
-
 @pytest.mark.parametrize("kept", [(), (5, 9)])
 def test_calibrate_keeps_a_shortlist_or_makes_the_first_one(kept):
     stored = Calibration(((0.5,),), Tree.from_choices([(0,)]), shortlist=kept)

@@ -331,19 +331,6 @@ def test_invalid_numbers_end_the_answer(library):
     assert last.reason == "error" and "invalid numbers" in last.message
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("qwen2-mixed", {}),
-        ("gemma", {}),
-        ("qwen3", {}),
-        ("llama", {"hidden_size": 36, "head_dim": 8}),
-    ],
-)
-def test_what_it_cannot_run_is_known_before(family, changes):
-    assert not native.can_run(tiny(family, **changes))
-
-
 def test_fp16_and_a_mixture_of_numbers_are_not_its():
     assert not native.can_run(tiny("llama").half())
     mixed = tiny("llama").bfloat16()
@@ -486,13 +473,6 @@ def test_what_lies_outside_is_refused_as_torch_refuses_it(library):
         backbone.run_chunk(torch.tensor([3, 3]))
 
 
-def test_context_is_what_the_cache_holds(library):
-    engine = native_engine("llama", library)
-    prompt = [3] * (CONTEXT - 6)
-    last = decode(engine, prompt, max_new_tokens=50)[-1]
-    assert last.reason == "context"
-
-
 def steps_of(engine, tree, drafter, **settings):
     """(path, tokens, record) of every step of an answer."""
     asked = GenerationSettings(drafter=drafter, seed=0, nodes=len(tree))
@@ -559,15 +539,3 @@ def test_a_long_text_is_mixed_in_stretches_to_the_same_bits(library, threads):
         found.append(torch.cat([engine.backbone.run_chunk(part) for part in ids.split(count)]))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     assert (found[0] - expected).abs().max() < 1e-4 * expected.abs().max()
-
-
-def test_a_temperature_that_is_as_good_as_none_is_greedy_in_c_too(library):
-    """By whole steps, and figures are those of temperature 0."""
-    engine, found = native_engine("llama", library), []
-    for temperature in (0.0, 9e-4):
-        engine.forget()
-        settings = GenerationSettings("none", temperature=temperature, seed=5, max_new_tokens=24)
-        drafter = engine.drafter(settings, ROOT)
-        events = list(engine.generate([5, 9, 13, 5], drafter, settings))
-        found.append([(e.token_ids, e.draft.entropies) for e in events[1:-1]])
-    assert found[0] == found[1] and len(found[0]) == 23
