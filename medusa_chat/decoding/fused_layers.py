@@ -1,4 +1,4 @@
-"""Fused layers: norms and whole layers in fewer operators, with equal results."""
+"""Fused layers: whole layers in fewer operators, with equal results."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,25 +10,12 @@ from torch.nn import functional as F
 from medusa_chat.decoding.attention import OURS, fold
 
 
-class FusedRMSNorm(nn.Module):
-    """RMSNorm as one operator of torch: [..., d] -> [..., d]."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight, self.epsilon = norm.weight, float(norm.variance_epsilon)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., d] -> [..., d], in the dtype of `hidden`."""
-        return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.epsilon)
-
-
 class LayerOps:
     """The operators between the products of a merged layer, by torch. A load on a CUDA device
     replaces them one by one by kernels (backends/fused_kernels.py)."""
 
-    def add_norm(self, hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-        """hidden and delta [1, n, d], norm a FusedRMSNorm -> their sum, and its norm, in
-        their dtype."""
+    def add_norm(self, hidden: Tensor, delta: Tensor, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
+        """hidden and delta [1, n, d] -> their sum, and its norm, in their dtype."""
         hidden = hidden + delta
         return hidden, norm(hidden)
 

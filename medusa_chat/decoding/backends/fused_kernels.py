@@ -6,18 +6,17 @@ Every load on a CUDA device tries each of them.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
-from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
+from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.kv_cache import Layer
 
 # of a function of fused_layers.LayerOps, then of acceptance.Rows: what a load says
@@ -136,8 +135,9 @@ def arguments(
         depths = torch.arange(rows, device=device) % 4
         return (scores,) if name == "sums" else (scores, depths, 3, place, seed)
     if name == "add_norm":
-        norm = SimpleNamespace(weight=draw(sizes.hidden), variance_epsilon=1e-5)
-        return *draw(2, 1, rows, sizes.hidden), FusedRMSNorm(norm)
+        norm = nn.RMSNorm(sizes.hidden, 1e-5, device="meta")
+        norm.weight = nn.Parameter(draw(sizes.hidden), requires_grad=False)
+        return *draw(2, 1, rows, sizes.hidden), norm
     if name == "gated":
         return (draw(1, rows, 2 * sizes.gate),)
     keys, values = draw(2, 1, sizes.heads[1], CACHE, sizes.width)

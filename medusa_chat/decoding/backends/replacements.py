@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.linear4 import can_merge, is_linear4, merge4, moved
 from medusa_chat.decoding.backends.quantised_linear import Int8Linear, merge8, take_int8
-from medusa_chat.decoding.fused_layers import FusedLayer, FusedRMSNorm
+from medusa_chat.decoding.fused_layers import FusedLayer
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 # families whose norms are weight * x / rms(x) and nothing else
@@ -62,7 +62,7 @@ def replace_submodules(
     take_int8(model)
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
-        model.set_submodule(name, FusedRMSNorm(model.get_submodule(name)))
+        model.set_submodule(name, torchs(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
         layer = fused(model.get_submodule(name), packs)
@@ -77,6 +77,13 @@ def replace_submodules(
     notes = [f"{count} {what}" for what, count in counts.items() if count]
     linears = sum(isinstance(m, PackedLinear) for m in model.modules())
     return [*notes, f"{linears} linears packed for this CPU"] if linears else notes
+
+
+def torchs(norm: Any) -> nn.RMSNorm:
+    """A family's RMSNorm as torch's, which is one operator."""
+    found = nn.RMSNorm(norm.weight.numel(), float(norm.variance_epsilon), device="meta")
+    found.weight = norm.weight
+    return found
 
 
 def fused(layer: Any, packs: bool) -> FusedLayer:

@@ -86,14 +86,14 @@ def _gated_kernel(gate_up, out, size, block: tl.constexpr):
     tl.store(out + row * size + c, (wide / (1 + tl.exp(-wide)) * up).to(gate.dtype), inside)
 
 
-def add_norm(hidden: Tensor, delta: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+def add_norm(hidden: Tensor, delta: Tensor, norm: torch.nn.RMSNorm) -> tuple[Tensor, Tensor]:
     """LayerOps.add_norm: hidden and delta [1, n, d] of one floating dtype -> their sum and its
     norm, [1, n, d] each in that dtype."""
     hidden, delta = hidden.contiguous(), delta.contiguous()
     summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
     size = hidden.shape[-1]
     _add_norm_kernel[(hidden.numel() // size,)](
-        *(hidden, delta, norm.weight, summed, normed, norm.epsilon, size),
+        *(hidden, delta, norm.weight, summed, normed, norm.eps, size),
         block=triton.next_power_of_2(size),
         num_warps=8,
     )

@@ -77,7 +77,7 @@ class NativeDecoder(nn.Module):
             *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
             cosines.shape[-1],
             *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),
-            *(first.before.epsilon, first.scaling),
+            *(first.before.eps, first.scaling),
             *(table, norm),
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
