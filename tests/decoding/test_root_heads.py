@@ -4,12 +4,11 @@ import pytest
 import torch
 from support.engines import PROMPT, TREES, decode, engine_of, tokens
 from support.families import VOCABULARY, tiny
-from support.graphs import answer, assert_same, settings_of
+from support.graphs import both_ways, settings_of
 from support.native_engines import lay_out, made_native
 from support.shortlists import LISTED
 
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
-from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
@@ -62,9 +61,7 @@ def test_c_drafts_what_torch_drafts(library, is_short):
 
 
 def test_the_captured_step_drafts_the_same():
-    engine = root_engine()
-    wanted = answer(engine, None, TREE, settings_of())
-    assert_same(answer(engine, CudaGraphStep(engine.backbone), TREE, settings_of()), wanted)
+    both_ways(root_engine(), TREE, settings_of())
 
 
 def test_a_draft_follows_from_the_root():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.runtime.trace_line import to_json
 from support.engines import PROMPT, on
@@ -24,6 +25,18 @@ def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=Non
         settings = replace(settings, drafter="medusa")
     drafter = drafter or engine.drafter(settings, tree, details)
     return list(engine.generate(prompt, drafter, settings, details))
+
+
+def both_ways(engine, tree, settings, details=True, prompt=PROMPT, drafter=lambda recorded: None):
+    """An answer by recorded steps, which is that by the engine's own; and what recorded them.
+    drafter: makes one for each of the two answers."""
+    recorded = CudaGraphStep(engine.backbone)
+    wanted, found = (
+        answer(engine, way, tree, settings, details, prompt, drafter(recorded))
+        for way in (None, recorded)
+    )
+    assert_same(found, wanted)
+    return found, recorded
 
 
 def without_times(event):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.engines import PROMPT, engine_of, on
 from support.families import CONTEXT, VOCABULARY, tiny
-from support.graphs import NEW, answer, assert_same, settings_of, tokens
+from support.graphs import NEW, answer, assert_same, both_ways, settings_of, tokens
 
 from medusa_chat.checkpoints import cuda_graph_trial
 from medusa_chat.checkpoints.load import _warm_up
@@ -51,40 +51,26 @@ def test_fixed_shapes_give_what_their_parts_give(family, changes):
     engine, settings = engine_of(tiny(family)), settings_of(**changes)
     for tree in (ROOT, chain(3), cartesian(3, 2)):
         for details in (True, False):
-            recorded = CudaGraphStep(engine.backbone)
-            wanted = answer(engine, None, tree, settings, details)
-            assert_same(answer(engine, recorded, tree, settings, details), wanted)
+            _, recorded = both_ways(engine, tree, settings, details)
             assert recorded.seconds > 0
 
 
 def test_merged_layers_give_it_too():
     model = tiny("llama")
     replace_submodules(model)
-    engine, tree = engine_of(model), cartesian(3, 2)
-    wanted = answer(engine, None, tree, settings_of())
-    assert_same(answer(engine, CudaGraphStep(engine.backbone), tree, settings_of()), wanted)
+    both_ways(engine_of(model), cartesian(3, 2), settings_of())
 
 
 def test_steps_that_copy_from_the_text_record_plain_ones_without_its_tokens():
     """A step without a match is recorded as plain decoding's: no token of it may stay in there."""
-    engine, settings = engine_of(tiny("llama")), settings_of(drafter="prompt-lookup")
-    prompt, events = list(range(2, 12)), []
-    recorded = CudaGraphStep(engine.backbone)
-    for way in (None, recorded):
-        drafter = engine.drafter(settings, chain(3))
-        events.append(answer(engine, way, ROOT, settings, drafter=drafter, prompt=prompt))
-    assert_same(events[1], events[0])
+    engine, settings = engine_of(tiny("llama")), settings_of(drafter="prompt-lookup", nodes=4)
+    _, recorded = both_ways(engine, ROOT, settings, prompt=list(range(2, 12)))
     assert recorded.seconds > 0
 
 
 def test_prompt_lookup_is_recorded_as_one_kind_of_step():
     engine, settings = engine_of(tiny("llama")), settings_of(drafter="prompt-lookup", nodes=5)
-    prompt = [5, 9, 13] * 6
-    recorded, events = CudaGraphStep(engine.backbone), []
-    for way in (None, recorded):
-        drafter = engine.drafter(settings, ROOT)
-        events.append(answer(engine, way, ROOT, settings, drafter=drafter, prompt=prompt))
-    assert_same(events[1], events[0])
+    _, recorded = both_ways(engine, ROOT, settings, prompt=[5, 9, 13] * 6)
     kinds = [kind for kind in recorded._kinds.values() if kind.plan.text is not None]
     assert [len(kind.plan.tree) for kind in kinds if kind.steps] == [5]
 
@@ -155,10 +141,7 @@ def test_a_closed_answer_leaves_the_cache_valid(stop_after):
 
 def test_a_bucket_is_left_for_the_next_one_on_the_way(monkeypatch):
     monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40, 64
-    engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40)
-    wanted = answer(engine, None, chain(2), settings)
-    recorded = CudaGraphStep(engine.backbone)
-    assert_same(answer(engine, recorded, chain(2), settings), wanted)
+    _, recorded = both_ways(engine_of(tiny("llama")), chain(2), settings_of(max_new_tokens=40))
     made = {bucket for kind in recorded._kinds.values() for bucket in kind.steps}
     assert len(made) >= 3 and made <= {16, 24, 40, 64}
 
@@ -167,11 +150,8 @@ def test_the_context_ends_an_answer_as_it_does_by_parts():
     engine = engine_of(tiny("llama"))
     prompt = [(7 * i + 3) % VOCABULARY for i in range(CONTEXT - 30)]
     for tree in (ROOT, chain(3), cartesian(3, 2)):
-        settings = settings_of(max_new_tokens=1000)
-        wanted = answer(engine, None, tree, settings, prompt=prompt)
-        found = answer(engine, CudaGraphStep(engine.backbone), tree, settings, prompt=prompt)
+        found, _ = both_ways(engine, tree, settings_of(max_new_tokens=1000), prompt=prompt)
         assert found[-1].reason == "context"
-        assert_same(found, wanted)
 
 
 class Moody(DraftBudget):
@@ -190,12 +170,11 @@ class Moody(DraftBudget):
 def test_a_budget_that_changes_its_mind_drops_what_was_queued(sizes, temperature):
     engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
     settings = settings_of(drafter="medusa", temperature=temperature, max_new_tokens=60)
-    events = []
-    recorded = CudaGraphStep(engine.backbone)
-    for way in (None, recorded):
-        drafter = engine.drafter(settings, tree, budget=Moody(sizes))
-        events.append(answer(engine, way, tree, settings, drafter=drafter))
-    assert_same(events[1], events[0])
+
+    def drafter(_):
+        return engine.drafter(settings, tree, budget=Moody(sizes))
+
+    _, recorded = both_ways(engine, tree, settings, drafter=drafter)
     assert {len(kind.plan.tree) for kind in recorded._kinds.values()} == set(sizes)
 
 
@@ -284,8 +263,6 @@ def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch,
 def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     """Recording the next bucket fails while a step is in the queue."""
     monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40, 64
-    engine, settings = engine_of(tiny("llama")), settings_of(max_new_tokens=40, temperature=0.9)
-    wanted = answer(engine, None, chain(2), settings)
     real = RecordedStep.__init__
 
     def limited(self, capture, plan, here, own, bucket):
@@ -294,7 +271,7 @@ def test_a_failure_on_the_way_loses_nothing(monkeypatch):
         real(self, capture, plan, here, own, bucket)
 
     monkeypatch.setattr(RecordedStep, "__init__", limited)
-    assert_same(answer(engine, CudaGraphStep(engine.backbone), chain(2), settings), wanted)
+    both_ways(engine_of(tiny("llama")), chain(2), settings_of(max_new_tokens=40, temperature=0.9))
 
 
 def test_where_memory_runs_out_nothing_is_recorded_any_more(monkeypatch):
@@ -401,10 +378,10 @@ def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
     assert any("not permitted" in message for message in caplog.messages)
 
 
-def combined_of(engine, recorded, tree, settings, details=True, budget=None):
-    """The drafter "auto" of a backend that records its steps."""
+def combined_of(engine, tree, settings, details=True, budget=lambda: None):
+    """Makes the drafter "auto" of a backend that records its steps."""
     asked = replace(settings, drafter="auto")
-    return on(engine, recorded).drafter(asked, tree, details, budget)
+    return lambda recorded: on(engine, recorded).drafter(asked, tree, details, budget())
 
 
 def told(monkeypatch, answer):
@@ -435,20 +412,17 @@ def test_what_the_text_repeats_is_a_part_of_recorded_steps(monkeypatch, family, 
     settings = settings_of(**changes, max_new_tokens=60)
     plain = tokens(answer(engine, None, ROOT, settings, details))
     told(monkeypatch, plain)
-    recorded, events = CudaGraphStep(engine.backbone), []
-    for way in (None, recorded):
-        drafter = combined_of(engine, recorded, tree, settings, details)
-        events.append(answer(engine, way, tree, settings, details, drafter=drafter))
-    assert_same(events[1], events[0])
+    drafter = combined_of(engine, tree, settings, details)
+    found, recorded = both_ways(engine, tree, settings, details, drafter=drafter)
     texts = [kind for kind in recorded._kinds.values() if kind.plan.text is not None]
     assert {len(kind.plan.text) for kind in texts if kind.steps} == {2, 4}
     assert {len(kind.plan.tree) for kind in texts} == {len(tree)}
     if details:
-        named = [step.draft for step in events[1][1:-1] if step.draft.sources]
+        named = [step.draft for step in found[1:-1] if step.draft.sources]
         assert named and {"heads", "text"} <= set(named[0].sources)
     if settings.acceptance == "exact":
-        assert tokens(events[1]) == plain
-        assert max(len(step.path) for step in events[1][1:-1]) > 3
+        assert tokens(found) == plain
+        assert max(len(step.path) for step in found[1:-1]) > 3
 
 
 @pytest.mark.parametrize("sizes", [(10,), (10, 1, 10, 10, 5)])
@@ -457,9 +431,5 @@ def test_a_budget_and_the_text_in_recorded_steps(monkeypatch, sizes):
     settings = settings_of(max_new_tokens=60)
     plain = tokens(answer(engine, None, ROOT, settings))
     told(monkeypatch, plain)
-    recorded, events = CudaGraphStep(engine.backbone), []
-    for way in (None, recorded):
-        drafter = combined_of(engine, recorded, tree, settings, budget=Moody(sizes))
-        events.append(answer(engine, way, tree, settings, drafter=drafter))
-    assert_same(events[1], events[0])
-    assert tokens(events[1]) == plain
+    drafter = combined_of(engine, tree, settings, budget=lambda: Moody(sizes))
+    assert tokens(both_ways(engine, tree, settings, drafter=drafter)[0]) == plain
