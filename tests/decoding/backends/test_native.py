@@ -166,7 +166,7 @@ def test_in_bf16_it_is_nearer_to_fp32_than_torchs_operators(family, length, libr
     assert (ours - exact_ones).norm() < (torchs - exact_ones).norm() < 0.1 * exact_ones.norm()
 
 
-WIDE = {"head_dim": 32, "intermediate_size": 64}  # heads of whole panels: parts have their own
+WIDE = {"head_dim": 32, "intermediate_size": 64}  # heads that AMX tiles take
 MANY_GROUPS = {
     "hidden_size": 288,
     "num_attention_heads": 36,
