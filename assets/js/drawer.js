@@ -11,7 +11,8 @@ function isOpen() {
 }
 
 function told() {
-  for (const other of columns.children) if (other !== side) other.inert = side.classList.contains("is-open");
+  const isOver = side.classList.contains("is-open");
+  for (const other of columns.querySelectorAll("#left, #right")) other.inert = isOver;
   const toggler = document.getElementById("list-button");
   toggler?.setAttribute("aria-expanded", String(isOpen()));
 }

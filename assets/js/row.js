@@ -105,6 +105,8 @@ function offer(id, title) {
       trigger("restore_conversation", { id });
     }
     hide();
+    const places = [list.querySelector("a[tabindex='0']"), field, document.getElementById("list-button")];
+    places.find((place) => place?.checkVisibility()).focus(); // the keyboard goes on there
   });
   const what = offered.size > 1 ? `${offered.size} conversations` : `“${offered.get(id)}”`;
   toast.replaceChildren(make("span", "", `Deleted ${what}.`), undo);
@@ -122,4 +124,4 @@ function hide() {
 }
 
 toast.hidden = true;
-columns.append(toast);
+side.after(toast); // Tab comes to it after the list

@@ -276,6 +276,24 @@ def test_what_is_deleted_comes_back_with_one_click(tab):
     listed(tab, "drop this", "keep this")
 
 
+def test_undo_is_reached_while_the_list_lies_over_the_page(tab):
+    ask(tab, "keep this")
+    new_chat(tab)
+    ask(tab, "drop this")
+    tab.set_viewport_size({"width": 390, "height": 844})
+    show_list(tab)
+    row(tab, "drop this").locator(".chat-row-open").focus()
+    tab.keyboard.press("Delete")
+    listed(tab, "keep this")
+    tab.locator(".toast button").focus()
+    assert tab.evaluate("document.activeElement.textContent") == "Undo"
+    line, undo = (tab.locator(f".toast {part}").bounding_box() for part in ("span", "button"))
+    assert undo["x"] > line["x"] + line["width"], "they stand in one row"
+    tab.keyboard.press("Enter")
+    listed(tab, "drop this", "keep this")
+    assert tab.evaluate("document.activeElement.className") == "chat-row-open"
+
+
 def test_the_list_is_searched_by_what_was_said(tab):
     for text in ("apples and pears", "plums"):
         ask(tab, text)
