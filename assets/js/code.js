@@ -12,5 +12,21 @@ function labelCode(id) {
   label();
 }
 
+// Gradio's own copy has lost the first line's indentation.
+const COPIED = 2000; // ms that it says so
+document.addEventListener(
+  "click",
+  async (event) => {
+    const copy = event.target.closest?.(".copy_code_button");
+    if (!copy || !navigator.clipboard) return; // there is none without HTTPS: Gradio does what it can
+    event.stopPropagation();
+    await navigator.clipboard.writeText(copy.parentElement.querySelector("code").textContent.trimEnd());
+    const done = copy.querySelector(".check");
+    done.style.opacity = "1";
+    setTimeout(() => (done.style.opacity = "0"), COPIED);
+  },
+  true,
+);
+
 labelCode("history");
 labelCode("live-text");

@@ -275,7 +275,7 @@ def test_below_each_answer_stands_who_gave_it_and_nothing_moves_for_that(quick, 
 
 
 def test_blocks_of_code_name_their_language_and_are_copied_without_it(quick, open_tab, monkeypatch):
-    text = f"Thus:\n\n```python\nx = '{'long ' * 60}'\ny = 2\n```\n\n```\nnone\n```\n"
+    text = f"Thus:\n\n```python\n    x = '{'long ' * 60}'\n    y = 2\n```\n\n```\nnone\n```\n"
     monkeypatch.setattr(quick, "pieces", (text, *[" "] * 60))
     monkeypatch.setattr(quick, "hold_at", 2)
     tab = open_tab()
@@ -292,7 +292,7 @@ def test_blocks_of_code_name_their_language_and_are_copied_without_it(quick, ope
     block = tab.locator("#history .code_wrap").first
     block.locator("button").click()
     tab.wait_for_function("() => window.copied")
-    assert tab.evaluate("window.copied") == f"x = '{'long ' * 60}'\ny = 2"
+    assert tab.evaluate("window.copied") == f"    x = '{'long ' * 60}'\n    y = 2"
     label = "(node, part) => getComputedStyle(node, part).content"
     assert block.evaluate(label, "::before") == '"python"'
     tab.wait_for_function(
