@@ -49,7 +49,7 @@ function announce(said, isEnd) {
   for (const match of isEnd ? [] : said.slice(heard.length).matchAll(SENTENCE)) {
     end = heard.length + match.index + match[0].length;
   }
-  const text = said.slice(heard.length, end).replace(/[*_`#|]+/g, "").trim();
+  const text = said.slice(heard.length, end).replace(/[*`#|]+|\b_+\B|\B_+\b/g, "").trim();
   heard = said.slice(0, end);
   if (!text) return;
   saidAt = performance.now();

@@ -55,7 +55,7 @@ def build_settings(
     """
     made, reset = build_components(trees)
     panel = SettingsPanel({"vanilla": vanilla, "system": system, **made}, trees, DEFAULTS)
-    stored = script_block("kept", KEY="medusa-chat-settings")
+    stored = script_block("kept", KEY="medusa-chat-settings", PANEL="settings")
 
     def remember(posted: Posted) -> list[Any]:
         keep(posted[tab], panel.valid(posted))

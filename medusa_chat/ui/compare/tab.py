@@ -90,7 +90,7 @@ def _settings(trees: Sequence[str]) -> SettingsForm:
 def _remember(settings: SettingsForm) -> None:
     """The browser keeps the settings that were touched last, for its next visit."""
     fields = list(settings.components.values())
-    kept = script_block("kept", elem_id="compare-kept", KEY=KEY)
+    kept = script_block("kept", elem_id="compare-kept", KEY=KEY, PANEL="compare-settings")
 
     def restore(line: object) -> list[Any]:
         found = settings.restored(line)
