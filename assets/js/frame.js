@@ -70,7 +70,11 @@ const heights = new ResizeObserver((entries) => {
   }
 });
 function loosen() {
-  for (const node of steady) node.style.minHeight = "";
+  for (const node of steady) {
+    node.style.minHeight = "";
+    heights.unobserve(node); // what was measured is of before
+    heights.observe(node);
+  }
 }
 
 let data = null; // the newest line

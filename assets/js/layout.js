@@ -1,6 +1,7 @@
 // The tree of one step: places once per shape and width, then texts, states and marks into them.
-const ROW = 16;
-const CHIP = 14;
+const ROW = matchMedia("(pointer: coarse)").matches ? 24 : 16; // a finger is thick
+const CHIP = ROW - 2;
+const LINE = CHIP / 2 + 3; // of a chip's text, below its top
 const TOP = 22;
 const GAP = 26;
 const FONT = 10.5; // px, of a chip of CHIP; a small tree is drawn larger
@@ -113,9 +114,9 @@ function makeChip(node, x, y, wide) {
   const group = draw("g", { class: "chip", "data-node": node, role: "treeitem", tabindex: "-1" });
   const frame = draw("rect", { class: "frame", x, y, width: wide, height: CHIP * scale, rx: 3.5 });
   const bar = draw("rect", { class: "share", x: x + 1, y: y + CHIP * scale - 2.2, height: 1.8, rx: 0.9 });
-  const text = draw("text", { class: "token", x: x + 4, y: y + 10 * scale });
-  const rank = draw("text", { class: "rank", y: y + 10 * scale });
-  const mark = draw("text", { class: "mark", x: x + wide - 4, y: y + 10 * scale });
+  const text = draw("text", { class: "token", x: x + 4, y: y + LINE * scale });
+  const rank = draw("text", { class: "rank", y: y + LINE * scale });
+  const mark = draw("text", { class: "mark", x: x + wide - 4, y: y + LINE * scale });
   group.append(frame, bar, text, rank, mark);
   nodes.append(group);
   return { group, bar, text, rank, mark, x, wide };

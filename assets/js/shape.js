@@ -75,8 +75,8 @@ function shapeChip(tree, node, x, y, wide) {
     draw("title", {}, node ? `${pathName(tree, node)}: comes in ${percent(worth)} of the steps` : "the root: certain"),
     draw("rect", { class: "frame", x, y, width: wide, height: CHIP, rx: 3.5 }),
     draw("rect", { class: "share", x: x + 1, y: y + CHIP - 2.2, height: 1.8, rx: 0.9, width: (worth * (wide - 2)).toFixed(1) }),
-    draw("text", { x: x + 4, y: y + 10 }, node ? `#${tree.rank[node]}` : "root"),
-    draw("text", { class: "mark", x: x + wide - 4, y: y + 10 }, node ? percent(worth) : ""),
+    draw("text", { x: x + 4, y: y + LINE }, node ? `#${tree.rank[node]}` : "root"),
+    draw("text", { class: "mark", x: x + wide - 4, y: y + LINE }, node ? percent(worth) : ""),
   );
   return group;
 }

@@ -86,5 +86,5 @@ window.addEventListener("medusa-end", () => {
   streamed = null;
 });
 for (const node of widthsOf.keys()) resized.observe(node);
-for (const node of steady) heights.observe(node);
+loosen();
 onValue(take);

@@ -29,6 +29,15 @@ export FOO="bar"; for f in *.txt; do echo "$f" -v > /dev/null; done
 ```
 """
 PHONE = {"width": 390, "height": 844}
+TURNED = {"width": 844, "height": 390}
+# Whether all of the conversation's box is seen where the page has not been scrolled.
+IS_FREE = """() => { scrollTo(0, 0);
+  const [box, composer] = ['#conversation', '#composer'].map(
+    at => document.querySelector(at).getBoundingClientRect());
+  return box.height >= 150 && box.bottom <= composer.top; }"""
+SMALL_TEXT = """() => [...document.querySelectorAll('textarea, select, input')]
+  .filter(one => !['checkbox', 'radio', 'range', 'file'].includes(one.type))
+  .filter(one => parseFloat(getComputedStyle(one).fontSize) < 16).map(one => one.outerHTML)"""
 FOCUS = "document.activeElement.matches('#box textarea')"
 # Whether the ring around what has the keyboard is cut off by nothing around it.
 IS_RINGED = """() => {
@@ -75,8 +84,68 @@ def phone(held) -> Iterator[Any]:
     held.get_by_role("tab", name="Chat").click()
 
 
+def height(tab, selector: str) -> float:
+    return tab.locator(selector).first.bounding_box()["height"]
+
+
+def test_a_finger_finds_what_it_presses(phone):
+    for selector in ("#send", "#settings > .label-wrap", ".playbar .play", "#list-button"):
+        assert height(phone, selector) >= 44, selector
+    pitch = phone.evaluate(
+        """() => { const tops = [...document.querySelectorAll('svg.tree .frame')]
+          .map(one => one.getBoundingClientRect().top).sort((a, b) => a - b);
+          const gaps = tops.slice(1).map((top, at) => top - tops[at]);
+          return Math.min(...gaps.filter(gap => gap > 1)); }"""
+    )
+    assert pitch >= 24, "the nodes of the tree are too close"
+
+
+def test_a_phone_does_not_zoom_the_page_for_what_is_written_in(phone):
+    phone.click("#settings button")
+    phone.wait_for_selector("#settings input[type=number]")
+    assert phone.evaluate(SMALL_TEXT) == []
+    phone.click("#settings button")
+
+
+@pytest.mark.parametrize("size", [(390, 844), (360, 740), (360, 640), (844, 390), (320, 256)])
+def test_the_composer_lies_over_nothing_of_the_conversation(phone, size):
+    phone.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    phone.wait_for_function(IS_FREE)
+    assert phone.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_the_title_and_the_tabs_are_seen(phone):
+    title = phone.locator("#chat-title")
+    assert title.evaluate("node => node.scrollWidth <= node.clientWidth"), "it is cut off"
+    phone.evaluate("medusaNotify('warning', 'Something has to be told.', 0)")
+    note, tabs = phone.locator("#notices button"), phone.locator("#tabs .tab-container").first
+    assert note.bounding_box()["y"] + note.bounding_box()["height"] <= tabs.bounding_box()["y"]
+    note.click()
+    phone.set_viewport_size({"width": 300, "height": 640})  # of 390, drawn at 130 %
+    phone.wait_for_function(
+        "() => document.querySelectorAll('#tabs [role=tab]').length === 4 &&"
+        "[...document.querySelectorAll('#tabs [role=tab]')].every(one => one.checkVisibility())"
+    )
+    assert height(phone, "#header") < 110, "its buttons stand in two rows"
+
+
+def test_a_wide_formula_scrolls_in_its_line(phone):
+    wide, shown, how = phone.locator("#history .katex-display").first.evaluate(
+        "node => [node.scrollWidth, node.clientWidth, getComputedStyle(node).overflowX]"
+    )
+    assert wide > shown and how == "auto"
+
+
 def test_names_are_said_as_they_are_written(phone):
     assert "so said max_new_tokens" in phone.locator("#voice").text_content()
+
+
+def test_a_turned_phone_keeps_no_room_of_before(phone):
+    before = height(phone, ".facing")
+    phone.set_viewport_size(TURNED)
+    phone.wait_for_function(
+        "high => document.querySelector('.facing').offsetHeight < high - 20", arg=before
+    )
 
 
 def test_code_is_legible_on_light_and_dark(phone):
@@ -88,6 +157,25 @@ def test_code_is_legible_on_light_and_dark(phone):
         phone.wait_for_selector("#history .token.string")
         assert [one for one in findings(phone) if one.startswith("color-contrast")] == [], look
     phone.emulate_media(color_scheme="light")
+
+
+def test_a_comparison_has_each_line_by_its_script(phone):
+    phone.get_by_role("tab", name="Compare").click()
+    phone.get_by_role("button", name="Run both").click()
+    phone.wait_for_selector(".compare-block.has-result .lane-text")
+    phone.wait_for_function(
+        "text => document.querySelector('.lane-text').textContent.startsWith(text)", arg=HEBREW
+    )
+    gap = phone.evaluate(
+        """count => { const lane = document.querySelector('.lane-text');
+          const texts = document.createTreeWalker(lane, NodeFilter.SHOW_TEXT);
+          const range = document.createRange();
+          range.setStart(texts.nextNode(), 0);
+          range.setEnd(texts.currentNode, count);
+          return lane.getBoundingClientRect().right - range.getBoundingClientRect().right; }""",
+        len(HEBREW),
+    )
+    assert gap < 20, "Hebrew begins on the left"
 
 
 def test_the_keyboard_is_never_left_nowhere_and_is_seen(served, open_tab, monkeypatch):
