@@ -16,9 +16,11 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
 SHARE = 1 / 32  # of the time of answers that timing may take
-MOMENT = 0.06  # seconds that it may take in any case: too short to be noticed
-TOKENS = 20  # most of an answer that are decoded again
-WARM_UPS = 4  # first steps that are not counted: after drafted ones a small model's are slower
+MOMENT = 0.2  # seconds that it may take in any case, behind an answer
+TOKENS = 36  # most of an answer that are decoded again
+COUNTED = (
+    1 / 4
+)  # the last of them: for some twenty steps after drafted ones a small model's are slower
 FEWEST = 2  # steps that are a measure
 FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step
 
@@ -50,7 +52,7 @@ def plain_step_seconds(
     time.allowed = max(0.0, time.allowed - (perf_counter() - begun))
     if len(taken) < FEWEST:
         return None
-    time.step = mean(taken[WARM_UPS:] if len(taken) > 2 * WARM_UPS else taken)
+    time.step = mean(taken[-max(FEWEST, int(COUNTED * len(taken))) :])
     return time.step * spent / (last.stats.busy_seconds or spent)
 
 

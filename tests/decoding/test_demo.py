@@ -2,7 +2,8 @@
 
 import pytest
 
-from medusa_chat.bench import PROMPTS, run, table
+from medusa_chat.bench import run, table
+from medusa_chat.bench.harness.context import PROMPTS
 from medusa_chat.bench.studies import speed
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
