@@ -98,6 +98,7 @@ def indexed(
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # its `text` is written from anywhere, training included
 def with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
     """The plan of the first `nodes` nodes no deeper than `depth`, and below the root a chain of
     `count` tokens of the text; the same one each time, for recorded steps read its `text`."""
@@ -129,6 +130,7 @@ def text_chain(tokens: Sequence[int], device: torch.device) -> Plan:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _chain(count: int, device: torch.device) -> Plan:
     tree, tensors = shape_of((-1, *range(count)), (-1, *[0] * count), device)
     text = torch.zeros(count, dtype=torch.long, device=device)

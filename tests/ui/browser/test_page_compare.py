@@ -299,7 +299,8 @@ def test_slower_is_said_plainly(tab, monkeypatch):
     assert "finished first" in tab.locator(".flag").first.inner_text()
 
 
-def test_a_screen_reader_hears_what_runs_and_the_verdict_only(tab):
+def test_a_screen_reader_hears_what_runs_and_the_verdict_only(tab, served, monkeypatch):
+    monkeypatch.setattr(served.runner, "delay", 0.05)  # four looks of the page
     listen(tab, ".compare-spoken")
     run_both(tab)
     said = tab.evaluate("window.said")
