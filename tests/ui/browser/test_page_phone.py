@@ -148,6 +148,11 @@ def test_a_turned_phone_keeps_no_room_of_before(phone):
     )
 
 
+# Colours have come to their end; what moves for ever does not count.
+STILL = """() => document.getAnimations().every(one =>
+  one.playState !== 'running' || one.effect.getTiming().iterations === Infinity)"""
+
+
 def test_code_is_legible_on_light_and_dark(phone):
     for look in ("light", "dark"):
         phone.emulate_media(color_scheme=look)
@@ -155,6 +160,7 @@ def test_code_is_legible_on_light_and_dark(phone):
             "isDark => document.body.classList.contains('dark') === isDark", arg=look == "dark"
         )
         phone.wait_for_selector("#history .token.string")
+        phone.wait_for_function(STILL)
         assert [one for one in findings(phone) if one.startswith("color-contrast")] == [], look
     phone.emulate_media(color_scheme="light")
 
