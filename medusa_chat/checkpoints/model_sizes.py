@@ -8,6 +8,7 @@ from medusa_chat.checkpoints.layer_sizes import (
     TWICE,
     attention_weights,
     key_value_heads,
+    layer_inputs,
     mlp_weights,
     number,
 )
@@ -66,11 +67,12 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     vocabulary = number(config, "vocab_size")
     width = config.get("head_dim") or config.get("kv_channels") or hidden // heads
     key_values = key_value_heads(config, heads)
-    attention, kept = attention_weights(config, hidden, heads, key_values, width)
+    attention, kept = attention_weights(config, hidden, layers, heads, key_values, width)
     positions = number(config, "max_position_embeddings", "n_positions", default=2048)
     learnt = positions * hidden if config.get("model_type") in LEARNT else 0
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
     inner, mlps, experts = mlp_weights(config, hidden, layers)
+    inputs, more = layer_inputs(config, hidden, layers)
     copied, is_merged = [(vocabulary, hidden, 1)], config.get("model_type") in FAMILIES
     if is_merged:
         copied += [((heads + 2 * key_values) * width, hidden, layers)]
@@ -79,13 +81,13 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     return Sizes(
         hidden=hidden,
         layers=layers,
-        key_values=layers * kept // 2,
+        key_values=kept // 2,
         vocabulary=vocabulary,
         positions=positions,
         context=usual_context(positions, config),
-        linears=layers * attention + mlps,
+        linears=attention + mlps + inputs,
         experts=experts,
-        rest=embeddings + learnt + (2 * layers + 1) * hidden,
+        rest=embeddings + more + learnt + (2 * layers + 1) * hidden,
         copied=tuple(copied),
         is_merged=is_merged,
         is_tied=_is_tied(config),

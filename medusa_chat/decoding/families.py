@@ -20,8 +20,6 @@ def refuse_unfit(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if family in UNPROVEN:
         why = "its local attention is not tested with tree attention"
-    elif family in ("gemma3n", "gemma3n_text") or getattr(config, "num_kv_shared_layers", None):
-        why = "layers that share their keys and values do not work with our cache"
     elif family == "mllama":
         why = "its layers that attend to pictures (cross attention) do not work with our cache"
     elif family == "paligemma":

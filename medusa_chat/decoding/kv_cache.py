@@ -158,14 +158,17 @@ class KVCache:
 
 @torch.no_grad()
 def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]:
-    """Shapes of each layer's keys and values, in turn, from a pass over one token. Raises
-    ModelError for a family that has none."""
+    """Shapes of each layer's keys and values, in turn, from a pass over one token: of the last
+    layers of Gemma 3n and 4, which read those of layers before them, none. Raises ModelError for a
+    family that has none."""
     probe = torch.zeros(1, 1, dtype=torch.long, device=device)
     with refused(config, "a pass over one token fails"):
         cache = DynamicCache(config=config)
         decoder(input_ids=probe, past_key_values=cache, use_cache=True)
     read = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-    if not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in read):
+    while read and read[-1] is None:
+        read.pop()
+    if not read or not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in read):
         raise ModelError(
             f"model family {config.model_type} is not supported: it has no standard key-value "
             "cache, with keys and values of its own in every layer"

@@ -18,7 +18,7 @@ from support.checkpoints import (
     with_own,
     write_checkpoint,
 )
-from support.families import FAMILIES, tiny
+from support.families import FAMILIES, SLOW, tiny
 from support.inspected import VICUNA
 from support.loading import loaded
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
@@ -198,7 +198,7 @@ def test_the_estimate_of_vicuna_7b_is_its_known_size():
     assert estimate(VICUNA, None, "fp16", 2048, 64, "cpu").device == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SLOW)
 def test_parameters_and_cache_are_counted_right_for_every_family(family):
     """Within 10 % even at this size, where norms and biases weigh most."""
     model = tiny(family, hidden_size=64, intermediate_size=160)

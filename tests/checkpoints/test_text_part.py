@@ -7,11 +7,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from support.checkpoints import HIDDEN, write_heads
+from support.checkpoints import HIDDEN, VOCABULARY, write_heads
+from support.families import SHARED, tiny
 from support.loading import answer, loaded
 from support.quantised import opened, texts
+from support.tokenizers import byte_tokenizer
 from support.training_models import conversations, write_rows
-from support.vision_language import FAMILIES, write_vision_language
+from support.vision_language import FAMILIES, TEXT, write_vision_language
 from transformers import CONFIG_MAPPING
 
 from medusa_chat.checkpoints import kept_copies
@@ -114,6 +116,22 @@ def test_other_versions_of_names_and_configs_are_read(family, rename, changed, t
     found = answer(read, PROMPT, drafter="none", temperature=0.0, max_new_tokens=40)[-1]
     assert found.token_ids == text_of(model, tokens, 40)
     assert "each step runs by the pass in C" in " ".join(read.info.notes) or not compiler()
+
+
+def test_of_gemma_3n_the_text_part_is_read(tmp_path):
+    """Its whole class needs timm."""
+    sizes = TEXT | SHARED | {"tie_word_embeddings": True, "vocab_size_per_layer_input": VOCABULARY}
+    model = tiny("gemma3n", **sizes)
+    model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    whole = CONFIG_MAPPING["gemma3n"](text_config=model.config.to_dict())
+    rename = "model.language_model.{}".format
+    rewritten(tmp_path, lambda name: rename(name.removeprefix("model.")), whole.to_dict())
+    read = loaded(tmp_path)
+    tokens = read.tokenizer(PROMPT)["input_ids"]
+    found = answer(read, PROMPT, temperature=0.0, max_new_tokens=40)[-1]
+    assert found.token_ids == text_of(model, tokens, 40)
+    assert read.info.memory_bytes == pytest.approx(read.info.estimated_bytes, rel=0.1)
 
 
 def test_experts_are_read_as_qwen3_vl_is_published(tmp_path):

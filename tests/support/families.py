@@ -25,6 +25,15 @@ BY_LENGTH = {  # rope whose frequencies depend on the length of a pass; it chang
     "dynamic": {"factor": 4.0},
 }
 PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}  # Phi-4-mini
+SHARED = {  # as Gemma 3n's and Gemma 4's small models: the last layers read the first ones' keys
+    "head_dim": 8,
+    "sliding_window": 8,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
 FAMILIES = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"sliding_window": None}),
@@ -46,6 +55,7 @@ FAMILIES = {
             "query_pre_attn_scalar": 8,
         },
     ),
+    "gemma4": ("Gemma4Text", SHARED | {"global_head_dim": 16, "use_double_wide_mlp": True}),
     "phi3": ("Phi3", {}),
     "phi3-part": ("Phi3", {"rope_parameters": PART}),
     "gpt-neox": ("GPTNeoX", {}),
@@ -65,6 +75,7 @@ FAMILIES = {
         },
     ),
 }
+SLOW = {"gemma3n": ("Gemma3nText", SHARED | {"laurel_rank": 4, "intermediate_size": [48] * 4})}
 RENAMED = {
     "gpt2": {
         "hidden_size": "n_embd",
@@ -78,13 +89,13 @@ RENAMED = {
 
 def tiny(family: str, seed: int = 0, **changes: object):
     """A random model of `family` in fp32, ready to decode."""
-    name, extra = FAMILIES[family]
+    name, extra = (FAMILIES | SLOW)[family]
     values = COMMON | extra | changes
     values = {RENAMED.get(family, {}).get(key, key): value for key, value in values.items()}
     if family == "gpt2":
         del values["num_key_value_heads"]
     config = getattr(transformers, f"{name}Config")(**values)
     torch.manual_seed(seed)
-    kind = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
-    model = getattr(transformers, kind.get(name, f"{name}ForCausalLM"))(config)
+    kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, kind)(config)
     return model.eval().requires_grad_(False)

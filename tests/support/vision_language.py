@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from support.checkpoints import TEMPLATE, VOCABULARY
-from support.families import COMMON
+from support.families import COMMON, SHARED
 from support.tokenizers import byte_tokenizer
 
 TEXT = COMMON | {
@@ -73,9 +73,9 @@ FAMILIES = {
     ),
     "gemma4": (
         "Gemma4",
-        MIXED
-        | {"head_dim": 8, "global_head_dim": 8, "tie_word_embeddings": True}
-        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        SHARED
+        | {"global_head_dim": 16, "use_double_wide_mlp": True, "tie_word_embeddings": True}
+        | {"vocab_size_per_layer_input": VOCABULARY},
         {"head_dim": 8},
     ),
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # text parts that are models of their own, though they are named after the whole
-ALONE = ("gemma3_text", "gemma4_text", "gemma4_unified_text")
+ALONE = ("gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text")
 # text parts -> the model with the same tensors. Its rotary angles are theirs too: they turn by
 # three positions, of time, height and width, which are one and the same for every token of a text
 TWINS = {
