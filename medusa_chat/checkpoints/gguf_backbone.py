@@ -28,6 +28,7 @@ KIND = "gguf"
 FORMAT = 3
 BESIDE = 32 << 20  # bytes of the tokenizer and the config, at most
 TICK_SECONDS = 0.2
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 
 
 def converted(found: Checkpoint, precision: str) -> Generator[News, None, Checkpoint]:
@@ -145,6 +146,8 @@ def _write_config(folder: Path, header: GgufHeader, config: Any, stored: str) ->
     dtype = str(DTYPES[stored][0]).removeprefix("torch.")
     ends = end_tokens(header)
     generation = {key: config[key] for key in ("bos_token_id", "pad_token_id")}
+    if SUPPRESSED in header.metadata:  # of Gemma 4's 12B; a note at the load names it
+        generation["suppress_tokens"] = header.metadata[SUPPRESSED]
     paths.write_text(folder / "config.json", json.dumps({**config, "dtype": dtype}, indent=2))
     paths.write_text(
         folder / "generation_config.json", json.dumps(generation | {"eos_token_id": ends})

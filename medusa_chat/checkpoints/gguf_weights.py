@@ -32,6 +32,7 @@ DTYPES = {
 }
 PIECE = 1 << 22  # weights that are unpacked at once: 16 MB of fp32, and as much beside it
 PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # queries and keys reordered
+RAISED = ("gemma", "gemma2", "gemma3")  # norms with 1 added
 THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -115,7 +116,7 @@ class GgufWeights:
         dtype = DTYPES[self.precision][0]
         for names, part, parts in self._parts():
             name, kinds = names[0], [self.header.tensors[name].type for name in names]
-            added = 1.0 if self.family.startswith("gemma") and name.endswith("norm.weight") else 0.0
+            added = 1.0 if self.family in RAISED and name.endswith("norm.weight") else 0.0
             is_turned = self._is_turned(name)
             pieces: list[Iterable[np.ndarray]] = [self.rows(name, part, parts) for name in names]
             if is_turned:

@@ -13,13 +13,20 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from safetensors.torch import load_file
 from support import gguf_models
 from support.checkpoints import write_checkpoint, write_heads
 from support.gguf_families import MODELS, NAMES, YARN
 from support.gguf_models import BOS, END, text, tiny_model, write_gguf
 from support.loading import answer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GemmaTokenizer,
+    GgufConfig,
+)
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
@@ -37,6 +44,23 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256}
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 PACKED = ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+GEMMA4 = {"tie_word_embeddings": True, "final_logit_softcapping": 30.0}
+SMALL_GEMMA4 = {  # as E2B
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": gguf_models.ROWS,
+}
+LARGE_GEMMA4 = {  # as the 26B: a mixture, no sharing, values made of the keys
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 262_144,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "use_double_wide_mlp": False,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 FAMILIES = {
     "llama": {},
     "llama tied": {"tie_word_embeddings": True},
@@ -45,6 +69,8 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "gemma2": GEMMA | {"sliding_window": 16},
     "gemma3": GEMMA | {"sliding_window": 16, "layer_types": None, "num_hidden_layers": 7},
+    "gemma4": GEMMA4 | SMALL_GEMMA4,
+    "gemma4 large": GEMMA4 | LARGE_GEMMA4,
     "phi3": {},
     **{family: {} for family in MODELS if family != "gemma2"},
     "exaone4 windowed": {"sliding_window": 16, "num_hidden_layers": 5, "layer_types": None},
@@ -197,6 +223,57 @@ def test_a_sentencepiece_vocabulary_gives_the_ids_that_transformers_gives(tmp_pa
     assert (ours.bos_token_id, ours.eos_token_id, ours.unk_token_id) == (1, 2, 0)
     _, _, model = loads(path)
     assert answer(model, "hello", drafter="none")[-1].reason == "length"
+
+
+def test_keys_that_no_layer_of_gemma4_reads_are_left_out(tmp_path, monkeypatch):
+    """Published files have them for the layers that read those of others."""
+    model, tensors = model_of("gemma4"), gguf_models.tensors_of
+    names = [f"blk.{layer}.{key}.weight" for layer in (2, 3) for key in ("attn_k", "attn_v")]
+    more = dict.fromkeys(names, np.ones((16, 32), np.float32))
+    more |= {"blk.3.attn_k_norm.weight": np.ones(8, np.float32)}
+    monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **more})
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model))
+    assert load_file(found.backbone / "model.safetensors").keys() == {
+        name for name in model.state_dict() if name != "lm_head.weight"
+    }
+
+
+def test_a_gemma4_vocabulary_is_read_as_its_own_tokenizer_class_reads_it(tmp_path):
+    """It adds no <bos>, whatever the file says: the chat template writes it."""
+    path = write_gguf(tmp_path / "a.gguf", model_of("gemma4"))
+    vocabulary = list(map(str, GGUFReader(path).get_field("tokenizer.ggml.tokens").contents()))
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    theirs = GemmaTokenizer(vocab=ids, merges=[("h", "e"), ("\u2581", "he")])
+    theirs.add_tokens(["<|turn>", "<turn|>"])
+    ours = AutoTokenizer.from_pretrained(converted_from(path).backbone)
+    for said in ("he  he", " he\n\nthe", "<|turn>he<turn|>\n", "\u00e9t\u00e9"):
+        found = ours(said).input_ids
+        assert found == theirs(said).input_ids, said
+        assert ours.decode(found) == said
+    assert ours.convert_ids_to_tokens(ours(" he\n").input_ids) == ["\u2581he", "<0x0A>"]
+    assert (ours.bos_token_id, ours.eos_token_id, ours.pad_token_id) == (2, 1, 0)
+
+
+def test_tokens_that_are_to_be_suppressed_are_named_by_a_note(tmp_path):
+    told = {"tokenizer__ggml__suppress_tokens": [7, 8]}
+    _, _, loaded = loads(write_gguf(tmp_path / "a.gguf", model_of("gemma4"), **told))
+    assert "not applied, of generation_config.json: suppress_tokens" in loaded.info.notes
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"gemma4__attention__sliding_window_pattern": [False, True] * 2}, "two kinds of layers"),
+        ({"gemma4__attention__head_count_kv": [2, 2]}, "no valid .*head_count_kv"),
+        ({"gemma4__attention__shared_kv_layers": 3}, "config in .* cannot be read"),
+        ({"gemma4__attention__shared_kv_layers": 0}, "lacks model.layers.2.self_attn.k_norm"),
+        ({"gemma4__attention__key_length": 32}, r"q_proj.weight is \(64, 32\)"),
+    ],
+)
+def test_a_gemma4_file_whose_numbers_do_not_fit_is_refused(told, expected, tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", model_of("gemma4"), **told)
+    with pytest.raises(ModelError, match=expected):
+        converted_from(path)
 
 
 def test_mistral3_without_a_scale_by_position_is_mistral(tmp_path, monkeypatch):

@@ -77,6 +77,7 @@ NAMES = {
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "cohere": "command-r"},
     **{"gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense"},
 }
+NAMES["gemma4_text"] = "gemma4"
 LLAMAS = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # kin of LlamaModel
 
 
@@ -112,7 +113,7 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_logit_scale(config.logits_scaling)
     if count := getattr(config, "num_local_experts", getattr(config, "num_experts", None)):
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_used_count(getattr(config, "num_experts_per_tok", 1))
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if name in ("qwen2moe", "qwen3moe", "qwen3vlmoe"):
@@ -122,7 +123,37 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if name == "gemma4":
+        _gemma4(writer, config)
     _rope(writer, config.rope_parameters)
+
+
+def _gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Gemma4Model.set_gguf_parameters of conversion/gemma.py."""
+    kinds, shared = config.layer_types, config.num_kv_shared_layers
+    near, *_ = layers = config.per_layer_config
+    whole = layers[kinds.index("full_attention")]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    for add, width in (
+        *((writer.add_key_length, whole.head_dim), (writer.add_value_length, whole.head_dim)),
+        (writer.add_key_length_swa, near.head_dim),
+        (writer.add_value_length_swa, near.head_dim),
+        (writer.add_rope_dimension_count, whole.head_dim),
+        (writer.add_rope_dimension_count_swa, near.head_dim),
+    ):
+        add(width)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.num_experts:
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.use_double_wide_mlp:
+        width, first = config.intermediate_size, len(kinds) - shared
+        writer.add_feed_forward_length([width] * first + [2 * width] * shared)
+    if whole.num_key_value_heads != near.num_key_value_heads:
+        writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
 
 
 def _rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
@@ -161,6 +192,17 @@ def as_published(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.T
         yield f"{where.removesuffix('router')}gate.{kind}", tensor
     else:
         yield name, tensor
+
+
+def as_gemma4(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of Gemma 4, two of whose tensors are named by the converter itself."""
+    own = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    start, _, end = name.partition("router.")
+    layer = start.removeprefix("model.layers.").removesuffix(".")
+    if f"router.{end}" in own:
+        yield f"blk.{layer}.{own[f'router.{end}']}", tensor
+    else:
+        yield name + ("" if name.endswith("weight") else ".weight"), tensor
 
 
 def as_gpt_oss(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -15,7 +15,15 @@ import torch
 from tokenizers import pre_tokenizers
 
 from support.checkpoints import TEMPLATE
-from support.gguf_families import LLAMAS, NAMES, as_gpt_oss, as_published, own_keys, tiny_of
+from support.gguf_families import (
+    LLAMAS,
+    NAMES,
+    as_gemma4,
+    as_gpt_oss,
+    as_published,
+    own_keys,
+    tiny_of,
+)
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "he", "<|im_start|>", "<|im_end|>", "<pad>"]
@@ -32,8 +40,8 @@ def tiny_model(family: str = "llama", **changes: Any) -> Any:
     values = {"initializer_range": 0.2} | values | changes
     model = tiny_of(family, values)
     with torch.no_grad():
-        for one in model.parameters():
-            if one.dim() == 1:  # norms and biases, else they are ones and zeros
+        for one in model.state_dict().values():
+            if one.dim() == 1:  # norms, scales and biases, else they are ones and zeros
                 one += 0.1 * torch.randn(one.shape)
     return model
 
@@ -57,7 +65,8 @@ def write_gguf(
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split, small_first_shard=is_first_small)
     _add_sizes(writer, name, config)
-    add_tokenizer = _add_sentencepiece if sentencepiece else _add_tokenizer
+    kinds = {"gemma4": _add_gemma4}
+    add_tokenizer = _add_sentencepiece if sentencepiece else kinds.get(name, _add_tokenizer)
     add_tokenizer(writer, template)
     for key, value in more.items():
         key = key.replace("__", ".")
@@ -80,20 +89,30 @@ def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found = {}
     state = model.state_dict().items()
-    published = as_gpt_oss if name == "gpt-oss" else as_published
+    published = {"gpt-oss": as_gpt_oss, "gemma4": as_gemma4}.get(name, as_published)
     for key, tensor in (one for pair in state for one in published(*pair)):
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        place = table.get_name(key, try_suffixes=(".weight", ".bias"))
+        place = key if key.startswith("blk.") else table.get_name(key, (".weight", ".bias"))
         assert place is not None, key
         if name in LLAMAS and ("attn_q." in place or "attn_k." in place):
             heads = config.num_attention_heads
             heads = config.num_key_value_heads if "attn_k." in place else heads
             tensor = permuted(tensor, heads)
-        if name.startswith("gemma") and place.endswith("norm.weight"):
+        if name in ("gemma", "gemma2", "gemma3") and place.endswith("norm.weight"):
             tensor = tensor + 1
         found[place] = tensor.float().numpy()
+    if name == "gemma4":
+        found["rope_freqs.weight"] = gemma4_factors(config)
     return found
+
+
+def gemma4_factors(config: Any) -> np.ndarray:
+    """Gemma4Model.generate_extra_tensors: only a part of a head's pairs is turned."""
+    whole = config.layer_types.index("full_attention")
+    pairs = config.per_layer_config[whole].head_dim // 2
+    turned = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    return np.array([1.0] * turned + [1e30] * (pairs - turned), np.float32)
 
 
 def permuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -125,6 +144,7 @@ def _random_blocks(tensor: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.nd
 
 
 def _add_sizes(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
+    config, whole = config.per_layer_config[0], config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(f"tiny {name}")
     writer.add_context_length(config.max_position_embeddings)
@@ -141,7 +161,7 @@ def _add_sizes(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     if width * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(width)
         writer.add_value_length(width)
-    own_keys(writer, name, config)
+    own_keys(writer, name, whole)
 
 
 def _add_sentencepiece(writer: gguf.GGUFWriter, template: str | None) -> None:
@@ -162,6 +182,28 @@ def _add_sentencepiece(writer: gguf.GGUFWriter, template: str | None) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    if template is not None:
+        writer.add_chat_template(template)
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, template: str | None) -> None:
+    """As Gemma4Model.set_vocab: merges as well as a token for each byte."""
+    marks, turn = ["<pad>", "<eos>", "<bos>", "<unk>"], ["<|turn>", "<turn|>"]
+    few = ["\u2581", "h", "e", "he", "\u2581he"]
+    count = ROWS - len(marks + few + turn)
+    words = [*marks, *few, *(f"<0x{byte:02X}>" for byte in range(count)), *turn]
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(words)
+    writer.add_token_scores([-1000.0] * ROWS)
+    writer.add_token_types([3] * 4 + [1] * len(few) + [6] * count + [3, 4])
+    writer.add_token_merges(["h e", "\u2581 he"])
+    for add, number in (
+        *((writer.add_pad_token_id, 0), (writer.add_eos_token_id, 1)),
+        *((writer.add_bos_token_id, 2), (writer.add_unk_token_id, 3)),
+    ):
+        add(number)
+    writer.add_add_space_prefix(False)
     writer.add_add_bos_token(True)
     if template is not None:
         writer.add_chat_template(template)

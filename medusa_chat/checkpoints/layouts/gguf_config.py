@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.gguf_family import CENTRED, READ, class_of, own_values
+from medusa_chat.checkpoints.layouts.gguf_gemma4 import as_first_layer
 from medusa_chat.checkpoints.layouts.gguf_header import TOKENS
 from medusa_chat.checkpoints.layouts.gguf_names import INSIDE
 from medusa_chat.checkpoints.layouts.gguf_numbers import count
@@ -51,6 +52,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
     """The values of its config.json. Raises ModelError for what is missing or out of range."""
     where = f"{source.name}/{file}"
     family = family_of(header, where)
+    whole, header = header, as_first_layer(header)
     metadata = header.metadata
     for key in UNREAD:
         if metadata.get(f"{family}.{key}") and key not in READ.get(family, ()):
@@ -73,7 +75,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_parameters": rope_parameters(header, family, kind, width, source, file),
         **{f"{o}_token_id": metadata.get(f"tokenizer.ggml.{k}_token_id") for o, k in IDS.items()},
-        **own_values(header, family, kind, config, width, where),
+        **own_values(whole, family, kind, config, width, where),
     }
 
 

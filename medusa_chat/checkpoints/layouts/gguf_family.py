@@ -6,6 +6,7 @@ The rules are those of llama.cpp's conversion/ and src/models/.
 from collections.abc import Mapping
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.gguf_gemma4 import gemma4_values
 from medusa_chat.checkpoints.layouts.gguf_names import TEXT_PARTS
 from medusa_chat.checkpoints.layouts.gguf_numbers import count, positive
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
@@ -24,6 +25,7 @@ CLASSES = {  # model_type and class in transformers, by the family's name in a G
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
     "glm4": ("glm4", "Glm4ForCausalLM"),
     "olmo2": ("olmo2", "Olmo2ForCausalLM"),
@@ -54,6 +56,7 @@ READ = {  # keys that are read for these families alone
     "qwen3moe": ("expert_count",),
     "olmoe": ("expert_count",),
     "gpt-oss": ("expert_count",),
+    "gemma4": ("expert_count",),
     "granite": tuple(MULTIPLIERS.values()),
     "granitemoe": ("expert_count", *MULTIPLIERS.values()),
     "command-r": ("logit_scale",),
@@ -63,8 +66,8 @@ READ = {  # keys that are read for these families alone
     **dict.fromkeys(TEXT_PARTS, ("expert_count", "rope.dimension_sections")),
 }
 CENTRED = ("command-r", "cohere2")  # families whose norms subtract the mean
-WINDOWED = ("mistral", "phi3", "gemma2", "gemma3_text", "olmo3", "cohere2", "exaone4", "gpt_oss")
-MIXED = ("olmo3", "cohere2", "exaone4")  # of these every fourth layer has no window
+WINDOWED = ("mistral", "phi3", "gemma2", "gemma3_text", "gpt_oss")
+MIXED = ("olmo3", "cohere2", "exaone4", "gemma4_text")  # every fourth layer has none, or as is told
 BIASES = {  # by the tensor that tells whether there are some
     "attention_bias": "blk.0.attn_q.bias",
     "attention_out_bias": "blk.0.attn_output.bias",
@@ -106,6 +109,8 @@ def own_values(
     values: dict[str, Any] = {} if kind == "phi3" else {"head_dim": width}
     values |= {name: BIASES[name] in header.tensors for name in BIASED.get(kind, ())}
     values |= _windows(metadata, family, kind, config["num_hidden_layers"], where)
+    if kind == "gemma4_text":
+        values |= gemma4_values(header, values["layer_types"], where)
     if kind in EXPERTS:
         values[EXPERTS[kind]] = count(metadata, f"{family}.expert_count", where)
         values["num_experts_per_tok"] = count(metadata, f"{family}.expert_used_count", where)
@@ -137,7 +142,7 @@ def _windows(
     """Tokens that a layer with a window reads, and which layers have one where some have none."""
     window = metadata.get(f"{family}.attention.sliding_window")
     window = window if type(window) is int and window > 0 else None
-    if kind not in WINDOWED or (window is None and kind.startswith("gemma")):
+    if kind not in WINDOWED + MIXED or (window is None and kind.startswith("gemma")):
         return {}
     if kind not in MIXED:
         return {"sliding_window": window}

@@ -4,14 +4,18 @@ import re
 from collections.abc import Mapping
 
 from medusa_chat.checkpoints.layouts.entry import Entry
+from medusa_chat.checkpoints.layouts.gguf_gemma4 import is_unread
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.errors import ModelError
 
-LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias|scale)")
 OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 SHARED = {
     "attn_norm": "input_layernorm",
@@ -50,6 +54,22 @@ SINKS = {"attn_sinks": "self_attn.sinks"}
 ROUTED = EXPERTS | {"ffn_gate_inp": "mlp.router"}
 SPARSE = {"ffn_gate_inp": "block_sparse_moe.router"}
 SPARSE |= {key: f"block_sparse_moe.{name}" for key, name in STACKED.items()}
+GEMMA4_INPUTS = {  # of each layer, and what its output is multiplied with
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale": "layer_scalar",
+}
+GEMMA4_EXPERTS = {  # beside an MLP
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    **STACKED,
+}
 INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "llama": ONE_NORM | EXPERTS,
     "mistral3": ONE_NORM,
@@ -63,6 +83,7 @@ INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "gemma": ONE_NORM,
     "gemma2": FOUR_NORMS,
     "gemma3": FOUR_NORMS | QUERY_NORMS,
+    "gemma4": FOUR_NORMS | QUERY_NORMS | GEMMA4_INPUTS | GEMMA4_EXPERTS,
     "phi3": ONE_NORM | MERGED | {"attn_qkv": "self_attn.qkv_proj"},
     "glm4": GLM_NORMS | MERGED,
     "olmo2": SHARED | POST_NORMS | QUERY_NORMS,
@@ -79,7 +100,8 @@ INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
 # the text parts of vision-language models, and the families that they are
 TEXT_PARTS = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
 INSIDE |= {name: INSIDE[family] for name, family in TEXT_PARTS.items()}
-PARAMETERS = (*STACKED.values(), *SINKS.values())  # no modules: their names end without a kind
+# no modules: their names end without a kind
+PARAMETERS = (*STACKED.values(), *SINKS.values(), "layer_scalar", "router.scale", "expert_scale")
 TURNED = ("gpt-oss",)  # transformers has experts as [in, out], each gate's column before its up's
 # frequencies of the rotary embedding, which become part of the config (gguf_rope.py)
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -90,10 +112,11 @@ def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
     tensor that has no place in the family."""
     names = {}
     for name in header.tensors:
-        if name in ROPE:
-            continue
         match = LAYER.fullmatch(name)
-        inside = INSIDE[family].get(match[2]) if match else None
+        if name in ROPE or (match and is_unread(header, int(match[1]), match[2])):
+            continue
+        what = match[2] + ".scale" * (match[3] == "scale") if match else ""
+        inside = INSIDE[family].get(what)
         found = _in_layer(match[1], inside, match[3]) if match and inside else None
         if (place := OUTER.get(name, found)) is None:
             raise ModelError(
@@ -105,7 +128,7 @@ def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
 
 
 def _in_layer(layer: str, inside: str, kind: str) -> str:
-    bare = {"weight": "", "bias": "_bias"}
+    bare = {"weight": "", "scale": "", "bias": "_bias"}
     return f"model.layers.{layer}.{inside}" + (
         bare[kind] if inside.endswith(PARAMETERS) else f".{kind}"
     )

@@ -17,7 +17,11 @@ from medusa_chat.errors import ModelError
 
 FREQUENCIES, LONG, SHORT = ROPE
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-NESTED = ("gemma3_text", "olmo3")  # layers with a window have an embedding of their own
+NESTED = (
+    "gemma3_text",
+    "gemma4_text",
+    "olmo3",
+)  # layers with a window have an embedding of their own
 PARTIAL = ("phi3", "glm4")  # a part of each head is turned
 YARN = {
     "attention_factor": ("yarn_attn_factor", "attn_factor"),
@@ -28,6 +32,7 @@ YARN = {
 }
 MOST = 1024  # numbers of such a tensor
 SAME = 1e-3
+STILL = 1e20  # a factor by which no position turns
 
 
 def rope_parameters(
@@ -41,7 +46,9 @@ def rope_parameters(
     if LONG in header.tensors or SHORT in header.tensors:
         found = _long(header, family, source, file)
     if FREQUENCIES in header.tensors:
-        found = _llama3(_floats(header, FREQUENCIES, source, file), base, width, where)
+        factors = _floats(header, FREQUENCIES, source, file)
+        is_part = kind == "gemma4_text"
+        found = _part(factors, where) if is_part else _llama3(factors, base, width, where)
     turned = header.metadata.get(f"{family}.rope.dimension_count", width)
     if turned != width and family not in PARTIAL:
         raise _unknown(where, f"for a part of each head, {str(turned)[:40]} of {width} numbers")
@@ -57,7 +64,7 @@ def rope_parameters(
         parameters["llama_4_scaling_beta"] = positive(header.metadata, key, None, where)
     if kind not in NESTED:
         return parameters
-    usual = 10_000.0 if kind == "gemma3_text" else base
+    usual = 10_000.0 if kind.startswith("gemma") else base
     near = positive(header.metadata, f"{family}.rope.freq_base_swa", usual, where)
     windowed = {"rope_type": "default", "rope_theta": near}
     return {"full_attention": parameters, "sliding_attention": windowed}
@@ -105,6 +112,15 @@ def _llama3(factors: Sequence[float], base: float, width: int, where: str) -> di
     if len(factors) != len(expected) or any(abs(a - b) > SAME * b for a, b in pairs):
         raise _unknown(where, f"with factors up to {factor:g}")
     return {"rope_type": "llama3", "factor": factor} | LLAMA3
+
+
+def _part(factors: Sequence[float], where: str) -> dict[str, Any]:
+    """Gemma 4's: the first pairs of a head are turned, the others' frequencies divided to nothing
+    (generate_extra_tensors of Gemma4Model in llama.cpp's conversion/gemma.py)."""
+    turned = sum(one == 1 for one in factors)
+    if any(one != 1 for one in factors[:turned]) or any(one < STILL for one in factors[turned:]):
+        raise _unknown(where, "with factors that are neither 1 nor beyond all")
+    return {"rope_type": "proportional", "partial_rotary_factor": turned / len(factors)}
 
 
 def _llama3_factor(period: float, factor: float) -> float:
