@@ -54,7 +54,7 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
     """The file to read of a folder and those below it (name -> bytes), None where there is none,
     and a sentence that says so where there are several.
 
-    Those in the folder itself come first, and those with all their parts. Once read, all take the
+    Those least deep come first, and those with all their parts. Once read, all take the
     same memory: the largest has lost least. One that is not quantised is only longer to fetch.
     """
     files = _files(sizes)
@@ -63,7 +63,7 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
     total = {n: sum(map(sizes.__getitem__, p)) for n, p in files.items() if n.count("/") == level}
     quantised = {name: size for name, size in total.items() if not WHOLE.search(_last(name))}
     found = quantised or total
-    if not found or level > 1:
+    if not found:
         return None, ""
     chosen = min(found, key=lambda name: (-found[name], name))
     if len(total) == 1:

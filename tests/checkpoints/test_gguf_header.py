@@ -235,6 +235,7 @@ def test_the_largest_quantised_of_several_is_read_and_told(tmp_path):
     below = {"BF16/b-BF16.gguf": 9, "Q2/b-Q2_K.gguf": 1, "Q4/b-Q4_K.gguf": 3}
     assert choose_file(below)[0] == "Q4/b-Q4_K.gguf"
     assert choose_file(below | {"b-Q2_K.gguf": 1}) == ("b-Q2_K.gguf", "")
+    assert choose_file({"a/b/c.gguf": 1, "a/b/c/d.gguf": 2}) == ("a/b/c.gguf", "")
     parts = ("a/b-00001-of-00003.GGUF", "a/b-00002-of-00003.GGUF", "a/b-00003-of-00003.GGUF")
     assert all(parts_of(part) == parts and first_part(part) == parts[0] for part in parts)
     for name in ("b.gguf", "b-00001-of-00001.gguf", "b-00004-of-00003.gguf", "b-1-of-2.gguf", ""):

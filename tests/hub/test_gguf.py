@@ -166,3 +166,23 @@ def test_a_split_file_is_downloaded_converted_and_removed_with_all_its_parts(
     assert hub.cached_folder(f"{SPLIT}/Q4_0/tiny-Q4_0.gguf")
     (folder / "Q4_0/tiny-Q4_0.gguf").rename(folder / "a-00001-of-00002.gguf")
     assert not hub.cached_folder(SPLIT)
+
+
+def test_files_that_are_deep_in_a_repo_are_chosen_as_those_at_its_top(
+    server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {}
+    for kind in ("Q4_0", "Q8_0"):
+        file = write_gguf(tmp_path / f"tiny-{kind}.gguf", tiny_model(), kind)
+        files[f"gguf/{kind}/{file.name}"] = file.read_bytes()
+        file.unlink()
+    server.repos[REPO] = HubRepo(files)
+    chosen = "gguf/Q8_0/tiny-Q8_0.gguf"
+    assert [item.file.name for item in hub.plan(REPO).parts[0].files] == [chosen]
+    assert inspect(REPO, open_source=open_anywhere).stored == "Q8_0"
+    asked = ["--prompt", "a", "--max-new-tokens", "3", "--device", "cpu"]
+    assert main(["generate", "--backbone", REPO, *asked]) == 0
+    assert f"reading {chosen}, the largest quantised of 2 GGUF files" in capsys.readouterr().err
+    assert hub.cached_folder(f"{REPO}/{chosen}")
+    server.repos.clear()
+    assert main(["generate", "--backbone", REPO, *asked, "--offline"]) == 0

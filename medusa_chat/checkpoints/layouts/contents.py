@@ -101,11 +101,13 @@ def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | Non
 
 
 def _folders(source: Source) -> list[Folder]:
-    """The root first, then the folders below it by name."""
+    """The root first, then the folders below it by name; of those deeper down the one with the GGUF
+    file that is read."""
     sizes: dict[str, dict[str, int]] = {"": {}}
+    deep = (choose_file(source.files())[0] or "").rpartition("/")[0]
     for path, size in source.files().items():
         folder, _, name = path.rpartition("/")
-        if "/" not in folder:
+        if "/" not in folder or folder == deep:
             sizes.setdefault(folder, {})[name] = size
     return [Folder(source, folder, files) for folder, files in sorted(sizes.items())]
 

@@ -32,8 +32,9 @@ class Source(Protocol):
 
 
 class LocalFolder:
-    """A folder on this disk and the folders one level below that may be read, or one GGUF file of
-    it alone, with its parts (`only`). Its files are listed once."""
+    """A folder on this disk and the folders one level below that may be read (two below, where one
+    holds folders alone), or one GGUF file of it alone, with its parts (`only`). Its files are
+    listed once."""
 
     def __init__(self, folder: Path, name: str | None = None, only: str | None = None) -> None:
         self.folder = folder
@@ -51,18 +52,24 @@ class LocalFolder:
         if self._only is not None:
             places = {name: self.folder / name for name in parts_of(self._only)}
             return {name: size_of(path) for name, path in places.items() if os.path.lexists(path)}
-        found = [entry for entry in os.scandir(self.folder) if not entry.name.startswith(".")]
+        found, folders = _entries(self.folder)
         whole = self.folder.resolve()
-        for entry in list(found) if whole != whole.parent else ():  # / holds the whole system
-            if _is_folder(entry) and os.access(entry.path, os.R_OK | os.X_OK):  # not lost+found
-                below = [e for e in os.scandir(entry.path) if not e.name.startswith(".")]
-                found += [e for e in below if not _is_folder(e)]
-        files = [Path(entry.path) for entry in found if not _is_folder(entry)]
-        return {path.relative_to(self.folder).as_posix(): size_of(path) for path in sorted(files)}
+        for folder in folders if whole != whole.parent else ():  # / holds the whole system
+            files, deeper = _entries(folder)
+            found += files or [file for one in deeper for file in _entries(one)[0]]
+        return {path.relative_to(self.folder).as_posix(): size_of(path) for path in sorted(found)}
 
     def read(self, file: str, start: int, length: int) -> bytes:
         """Raises ModelError for a file that cannot be read."""
         return read_piece(self.folder / file, start, length)
+
+
+def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Its files, and the folders in it that may be read (not lost+found); none that is hidden."""
+    found = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    folders = [entry for entry in found if _is_folder(entry)]
+    readable = [Path(one.path) for one in folders if os.access(one.path, os.R_OK | os.X_OK)]
+    return [Path(one.path) for one in found if not _is_folder(one)], readable
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
