@@ -6,7 +6,7 @@ from tokenizers import Regex, decoders
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace, PreTokenizer, Sequence, Split
 from transformers import PreTrainedTokenizerFast
 
-from medusa_chat.checkpoints.layouts.text_splits import SPLITS, WHOLE
+from medusa_chat.checkpoints.layouts.text_splits import SPLITS, UNSPLIT, WHOLE
 from medusa_chat.errors import ModelError, first_line
 
 PREFIX = "add_prefix_space"  # of a sentencepiece vocabulary; transformers 5.23 always adds one
@@ -23,8 +23,10 @@ def write_tokenizer(folder: Path, file: Path) -> None:
         ) from error
     try:
         family, vocabulary, options = get_gguf_tokenizer(str(file))
-        backend, more = convert_gguf_tokenizer(family, vocabulary)
         name = vocabulary.get("pre_tokenizer_type")
+        if name in UNSPLIT:
+            vocabulary["tokenizer_type"] = "gemma4"
+        backend, more = convert_gguf_tokenizer(family, vocabulary)
         if vocabulary.get("tokenizer_type") == "gpt2" and name in SPLITS:
             backend.pre_tokenizer = _split(SPLITS[name])
             backend.model.ignore_merges = name in WHOLE

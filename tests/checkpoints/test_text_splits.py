@@ -10,11 +10,12 @@ from support.gguf_models import tiny_model, write_gguf
 from transformers import AutoTokenizer
 
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
-from medusa_chat.checkpoints.layouts.text_splits import RULES, SPLITS, WHOLE
+from medusa_chat.checkpoints.layouts.text_splits import RULES, SPLITS, UNSPLIT, WHOLE
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.cli.main import main
 from medusa_chat.messages import LoadRequest
 
+EVERY_TOKEN = {"vocab_size_per_layer_input": gguf_models.ROWS}
 TEXT = "He'LL pay  $12345.\n\n \tok/ 中文，한국 ("
 PIECES = {  # cut at |; names of the same rules once
     "gpt-2": "He|'|LL| pay| | $|12345|.|\n\n |\t|ok|/| 中文|，|한국| (",
@@ -30,6 +31,11 @@ PIECES = {  # cut at |; names of the same rules once
     "tiny_aya": "He'LL| pay| | $|12|345|.\n\n| |\tok|/| 中文|，한국| (",
     "youtu": "He'LL| pay| | $|1|2|3|4|5|.\n\n| |\tok|/| |中文|，|한국| (",
     "deepseek-v3": "He|'LL| pay| | $|123|45|.\n\n| |\tok|/| |中文|，|한국| (",
+    "spark2_5": "He|'LL| pay| | $|1|2|3|4|5|.|\n|\n| |\tok|/| |中文|，|한국| (",
+    "afmoe": "He|'LL| pay| | $|12|345|.\n\n| |\tok|/| |中文|，|한국| (",
+    "superbpe": "He'LL pay  $|12|345|.\n\n \tok/ 中文，한국 (",
+    "kimi-k2": "He'LL| pay| | $|123|45|.\n\n| |\tok|/| |中文|，한국| (",
+    "chameleon": "He|'|LL| pay|  |$|1|2|3|4|5|.|\n|\n| |\t|ok|/| 中文|，|한국| |(",
     "deepseek-coder": "He|'|LL| pay|  $|1|2|3|4|5|.|\n|\n| |\tok|/| |中文|，|한국| (",
     "deepseek-llm": "He|'|LL| pay| | $|12345|.|\n|\n| |\tok|/| |中文|，|한국| (",
     "falcon": "He|'|LL| pay|  |$|123|45|.|\n\n |\t|ok|/| 中文|，|한국| |(",
@@ -51,6 +57,9 @@ OTHERS = (  # where two of these rules part
     ("gpt-4o", "iPhone'SA/\n", "i|Phone'S|A|/\n"),
     ("exaone-moe", "two words 1", "two words| |1"),
     ("jais-2", " " * 13 + "a", f"{' ' * 8}|{' ' * 4}| a"),
+    ("kimi-k2", "iPhone's 中a中/\n", "i|Phone's| |中|a|中|/\n"),
+    ("afmoe", "1234567 1 ½", "1|234|567| |1| |½"),
+    ("superbpe", "123456 12", "123|456| |12"),
     ("deepseek-llm", "Яñ ñAA", "Яñ| ñ|AA"),  # from : to ~ there are letters, too
     ("deepseek-coder", "ab Яb ʻa", "ab| Яb| ʻa"),
 )
@@ -77,6 +86,17 @@ def test_every_rule_is_tested_and_no_name_stands_twice():
     names = [name for names in RULES for name in names]
     assert len(names) == len(set(names)) and set(WHOLE) < set(names)
     assert {SPLITS[name] for name in PIECES} == set(RULES.values())
+
+
+@pytest.mark.parametrize("name", UNSPLIT)
+def test_a_vocabulary_of_plain_text_is_not_split(name, tmp_path):
+    told = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__pre": name}
+    path = write_gguf(tmp_path / "a.gguf", tiny_model("gemma4", **EVERY_TOKEN), **told)
+    found = Checkpoint.find(LoadRequest(str(path)))
+    tokenizer = AutoTokenizer.from_pretrained(converted_folder(found, "fp32").backbone)
+    ids = tokenizer(" he\n", add_special_tokens=False).input_ids
+    assert tokenizer.convert_ids_to_tokens(ids) == ["\u2581he", "<0x0A>"]
+    assert tokenizer.decode(ids) == " he\n" and not found.notes
 
 
 @pytest.mark.parametrize(

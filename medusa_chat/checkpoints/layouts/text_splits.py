@@ -1,7 +1,7 @@
 """How text is split before a byte-level tokenizer merges it, by the names in GGUF files.
 
 A file names the rules and does not hold them: a table of them, as the models' tokenizer.json has
-them, by llama.cpp's names. Those that are no plain expressions (kimi-k2, afmoe, superbpe) lack.
+them, by llama.cpp's names.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,11 @@ ASCII_SIGNS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 HAN = "[一-龥\u3040-ゟ゠-ヿ]+"
 HAN_AND_MORE = "[一-龥\u0800-一가-\ud7ff]+"
 SENTENCES = r" ?[^(\s|.,!?…。，、।۔،)]+"
+THREES = r"\d{1,3}(?=(?:\d{3})*(?!\d))"  # from the right
+ASIAN = (
+    "[\u0e40-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2f00-\u2fdf\u3040-\u30ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\ua9e0-\ua9ff\uaa60-\uaa7f\uac00-\ud7af\uf900-\ufaff\uff65-\uff9f]+"
+)
 HALVES = "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1))  # 512 spaces to 4
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -32,12 +37,12 @@ QWEN35 = rf"{ENDS}|{BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}
 TEKKEN = rf"{'|'.join(CASED)}|\p{{N}}|{CASED_SIGNS}|{SPACES}"
 GPT4O = rf"{CASED_ENDS}|\p{{N}}{{1,3}}|{CASED_SIGNS}|{SPACES}"
 DIGITS = (r"\p{N}", GPT2)
-DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    HAN,
-    rf"{ASCII_SIGNS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}",
+MARKED = (
+    rf"{ASCII_SIGNS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+"
 )
+DEEPSEEK3 = rf"{MARKED}[\r\n]*|{SPACES}"
+NOT_HAN = tuple(f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (UPPER, LOWER))
+KIMI_K2 = GPT4O.replace("/", "").replace(UPPER, NOT_HAN[0]).replace(LOWER, NOT_HAN[1])
 BAILING = rf"'(?i:[sdmt]|ll|ve|re)|{WORD}|\p{{N}}|{SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+"
 
 # names -> expressions: the text is cut by the first, what comes of it by the next
@@ -61,7 +66,12 @@ RULES: Mapping[tuple[str, ...], tuple[str, ...]] = {
         f"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{HAN}",
         rf"{CASED_ENDS}|\p{{N}}|{CASED_SIGNS}|{SPACES}",
     ),
-    ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): DEEPSEEK3,
+    ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): (r"\p{N}{1,3}", HAN, DEEPSEEK3),
+    ("spark2_5",): (r"\p{N}", HAN, rf"{MARKED}|[\r\n]|\s+(?!\S)|\s+"),
+    ("afmoe",): (THREES, ASIAN, DEEPSEEK3),
+    ("superbpe",): (r"\p{N}+", THREES),
+    ("kimi-k2",): (rf"\p{{Han}}+|{KIMI_K2}",),
+    ("chameleon",): (r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2),
     ("deepseek-coder",): (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN_AND_MORE, r"\p{N}"),
     ("deepseek-llm",): (
         r"[\r\n]",
@@ -83,6 +93,8 @@ RULES: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("viking",): (SENTENCES, r"\p{N}"),
 }
 SPLITS = {name: rules for names, rules in RULES.items() for name in names}
+# the same, for vocabularies of plain text whose spaces are \u2581, as Gemma 4's
+UNSPLIT = ("gemma4", "sarvam-moe")
 # a piece that is a token is taken as it is, without merges
 WHOLE = (*("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),)
 WHOLE += ("lfm2", "jina-v5-nano", "tekken", "youtu", "minicpm5")
@@ -92,7 +104,7 @@ def unknown_split(metadata: Mapping[str, Any]) -> str:
     """A sentence for a file whose tokenizer splits text in a way that is not known; empty for
     others. metadata: of its header."""
     name = metadata.get(NAME)
-    if metadata.get(MODEL) != "gpt2" or str(name) in SPLITS:
+    if metadata.get(MODEL) != "gpt2" or str(name) in (*SPLITS, *UNSPLIT):
         return ""
     rules = f"splits text by rules called {str(name)[:40]!r}, which are not known here"
     what = rules if name else "does not say how text is split"
