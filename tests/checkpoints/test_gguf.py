@@ -115,7 +115,11 @@ def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")]
+    ("family", "name"),
+    [
+        *(("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")),
+        ("glm4_moe", "glm4moe"),
+    ],
 )
 def test_a_file_of_a_vision_language_model_is_its_text_part(family, name, tmp_path):
     model, sections = model_of(family), {f"{name}__rope__dimension_sections": [2, 1, 1, 0]}
@@ -236,6 +240,29 @@ def test_keys_that_no_layer_of_gemma4_reads_are_left_out(tmp_path, monkeypatch):
     assert load_file(found.backbone / "model.safetensors").keys() == {
         name for name in model.state_dict() if name != "lm_head.weight"
     }
+
+
+def test_layers_that_draft_tokens_are_left_out(tmp_path, monkeypatch):
+    model, tensors = model_of("glm4_moe"), gguf_models.tensors_of
+    more = {
+        "blk.3.attn_q.weight": np.ones((64, 32), np.float32),
+        "blk.3.nextn.eh_proj.weight": np.ones((32, 64), np.float32),
+    }
+    monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **more})
+    told = {"glm4moe__block_count": 4, "glm4moe__nextn_predict_layers": 1}
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
+    assert load_file(found.backbone / "model.safetensors").keys() == model.state_dict().keys()
+    told["glm4moe__nextn_predict_layers"] = 4
+    with pytest.raises(ModelError, match=r"no valid glm4moe\.nextn_predict_layers"):
+        converted_from(write_gguf(tmp_path / "b.gguf", model, **told))
+
+
+def test_another_way_to_choose_experts_is_refused(tmp_path):
+    path = write_gguf(
+        tmp_path / "a.gguf", model_of("minimax_m2"), **{"minimax-m2__expert_gating_func": 1}
+    )
+    with pytest.raises(ModelError, match="chooses experts by the function 1"):
+        converted_from(path)
 
 
 def test_a_gemma4_vocabulary_is_read_as_its_own_tokenizer_class_reads_it(tmp_path):

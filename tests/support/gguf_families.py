@@ -23,6 +23,7 @@ YARN = {
     "beta_fast": 16.0,
     "beta_slow": 2.0,
 }
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 BY_POSITION = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 SCALES = {
     "attention_multiplier": 0.3,
@@ -59,6 +60,16 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # model_type -> class, 
     "cohere": ("Cohere", {"tie_word_embeddings": True, "logit_scale": 3.0}),
     "cohere2": ("Cohere2", WINDOWED | {"tie_word_embeddings": True, "logit_scale": 3.0}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4_moe": (
+        "Glm4Moe",
+        FEW
+        | {"n_routed_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, "use_qk_norm": True}
+        | {"routed_scaling_factor": 1.5, "num_hidden_layers": 3, "attention_bias": True},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        FEW | {"num_local_experts": 4, "head_dim": 16, "rope_parameters": HALF},
+    ),
     "exaone4": ("Exaone4", {"head_dim": 16} | NO_WINDOW),
     "seed_oss": ("SeedOss", {"head_dim": 16}),
     "gpt_oss": (
@@ -77,7 +88,7 @@ NAMES = {
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "cohere": "command-r"},
     **{"gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense"},
 }
-NAMES["gemma4_text"] = "gemma4"
+NAMES |= {"gemma4_text": "gemma4", "glm4_moe": "glm4moe", "minimax_m2": "minimax-m2"}
 LLAMAS = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # kin of LlamaModel
 
 
@@ -125,6 +136,16 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if name == "gemma4":
         _gemma4(writer, config)
+    if name == "glm4moe":
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    if name in ("glm4moe", "minimax-m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     _rope(writer, config.rope_parameters)
 
 
@@ -186,6 +207,9 @@ def as_published(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.T
         yield f"{where}.up_proj.weight", up
     elif where.endswith("experts"):
         yield f"{where}.{kind}.weight", tensor
+    elif kind == "e_score_correction_bias":
+        published = where if where.endswith("gate") else where.replace("mlp", "block_sparse_moe")
+        yield f"{published}.e_score_correction.bias", tensor
     elif where.endswith("shared_expert_gate"):
         yield name, tensor.squeeze()
     elif where.endswith("mlp.router"):

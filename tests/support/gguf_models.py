@@ -157,7 +157,8 @@ def _add_sizes(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(width // 2 if name == "glm4" else width)
+    is_half = name in ("glm4", "glm4moe", "minimax-m2")
+    writer.add_rope_dimension_count(width // 2 if is_half else width)
     if width * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(width)
         writer.add_value_length(width)

@@ -11,7 +11,7 @@ from medusa_chat.checkpoints.layouts.gguf_family import CENTRED, READ, class_of,
 from medusa_chat.checkpoints.layouts.gguf_gemma4 import as_first_layer
 from medusa_chat.checkpoints.layouts.gguf_header import TOKENS
 from medusa_chat.checkpoints.layouts.gguf_names import INSIDE
-from medusa_chat.checkpoints.layouts.gguf_numbers import count
+from medusa_chat.checkpoints.layouts.gguf_numbers import count, layers_of
 from medusa_chat.checkpoints.layouts.gguf_rope import rope_parameters
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.checkpoints.layouts.source import Source
@@ -19,7 +19,6 @@ from medusa_chat.errors import ModelError
 
 COUNTS = {
     "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "intermediate_size": "feed_forward_length",
     "max_position_embeddings": "context_length",
@@ -60,6 +59,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
                 f"{where} has {family}.{key}, which is not supported: take the model's safetensors"
             )
     config = {ours: count(metadata, f"{family}.{key}", where) for ours, key in COUNTS.items()}
+    config["num_hidden_layers"] = layers_of(metadata, family, where)
     if config["num_hidden_layers"] > len(header.tensors) // SMALLEST_LAYER:
         raise ModelError(f"{where} has fewer tensors than {family}.block_count: fetch it again")
     heads = config["num_attention_heads"]

@@ -28,6 +28,8 @@ CLASSES = {  # model_type and class in transformers, by the family's name in a G
     "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
     "glm4": ("glm4", "Glm4ForCausalLM"),
+    "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "minimax-m2": ("minimax_m2", "MiniMaxM2ForCausalLM"),
     "olmo2": ("olmo2", "Olmo2ForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
     "exaone4": ("exaone4", "Exaone4ForCausalLM"),
@@ -50,6 +52,8 @@ MULTIPLIERS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+CHOSEN = ("expert_count", "expert_gating_func", "expert_weights_scale")
+SIGMOID = 2  # a value of expert_gating_func
 READ = {  # keys that are read for these families alone
     "llama": ("expert_count",),
     "qwen2moe": ("expert_count",),
@@ -57,6 +61,8 @@ READ = {  # keys that are read for these families alone
     "olmoe": ("expert_count",),
     "gpt-oss": ("expert_count",),
     "gemma4": ("expert_count",),
+    "glm4moe": (*CHOSEN, "rope.dimension_sections"),
+    "minimax-m2": CHOSEN,
     "granite": tuple(MULTIPLIERS.values()),
     "granitemoe": ("expert_count", *MULTIPLIERS.values()),
     "command-r": ("logit_scale",),
@@ -75,19 +81,29 @@ BIASES = {  # by the tensor that tells whether there are some
 }
 BIASED = {  # which of them a family's config has
     **dict.fromkeys(("llama", "smollm3", "granite"), ("attention_bias", "mlp_bias")),
-    **dict.fromkeys(("granitemoe", "glm4", "olmo2", "olmoe"), ("attention_bias",)),
+    **dict.fromkeys(("granitemoe", "glm4", "glm4_moe", "olmo2", "olmoe"), ("attention_bias",)),
     **dict.fromkeys(("cohere", "cohere2"), ("attention_bias",)),
     "seed_oss": tuple(BIASES),
 }
 EXPERTS = {  # model_type -> its name for the count of experts
-    **dict.fromkeys(("mixtral", "granitemoe", "gpt_oss"), "num_local_experts"),
+    **dict.fromkeys(("mixtral", "granitemoe", "gpt_oss", "minimax_m2"), "num_local_experts"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), "num_experts"),
+    "glm4_moe": "n_routed_experts",
+}
+# of DeepSeek and its kin, whose first layers have no experts: name -> key, and what it is without
+ROUTING = {
+    "n_shared_experts": ("expert_shared_count", 0),
+    "first_k_dense_replace": ("leading_dense_block_count", 0),
+    "routed_scaling_factor": ("expert_weights_scale", 1.0),
+    "norm_topk_prob": ("expert_weights_norm", False),
+    "n_group": ("expert_group_count", 1),
+    "topk_group": ("expert_group_used_count", 1),
 }
 NARROW = {  # widths of one expert, and of the one that every token has
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-WIDTHS = {"qwen3_moe": tuple(NARROW)[:1], "qwen2_moe": tuple(NARROW)}
+WIDTHS = {"qwen2_moe": tuple(NARROW), **dict.fromkeys(("qwen3_moe", "glm4_moe"), tuple(NARROW)[:1])}
 # layers of the 27B, which alone scale queries otherwise
 LARGEST = {"gemma2": 46, "gemma3_text": 62}
 
@@ -118,6 +134,12 @@ def own_values(
         values[name] = count(metadata, f"{family}.{NARROW[name]}", where)
     if kind == "qwen3_moe":
         values["norm_topk_prob"] = True
+    if family in ("glm4moe", "minimax-m2"):
+        _refuse_other_choice(metadata, family, where)
+    if kind == "glm4_moe":
+        values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in header.tensors
+        for name, (key, usual) in ROUTING.items():
+            values[name] = metadata.get(f"{family}.{key}", usual)
     if family in ("granite", "granitemoe"):
         _refuse_unturned(metadata, family, where)
         for name, key in MULTIPLIERS.items():
@@ -153,6 +175,14 @@ def _windows(
         raise ModelError(f"{where} has no valid {family}.attention.sliding_window_pattern")
     kinds = ["sliding_attention" if near and window else "full_attention" for near in pattern]
     return {"sliding_window": window, "layer_types": kinds}
+
+
+def _refuse_other_choice(metadata: Mapping[str, Any], family: str, where: str) -> None:
+    if (choice := metadata.get(f"{family}.expert_gating_func", SIGMOID)) != SIGMOID:
+        raise ModelError(
+            f"{where} chooses experts by the function {str(choice)[:40]}, which is not supported: "
+            "take the model's safetensors"
+        )
 
 
 def _refuse_unturned(metadata: Mapping[str, Any], family: str, where: str) -> None:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 
 from medusa_chat.checkpoints.layouts.entry import Entry
 from medusa_chat.checkpoints.layouts.gguf_gemma4 import is_unread
+from medusa_chat.checkpoints.layouts.gguf_numbers import count, layers_of
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.errors import ModelError
 
+INNER = re.compile(r"blk\.(\d{1,5})\.")
 LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias|scale)")
 OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -50,6 +52,10 @@ EVERY = {  # the expert that every token has
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+SHARED_EXPERTS = {  # the same where there may be several, side by side, and no gate
+    key: name.replace("expert.", "experts.") for key, name in EVERY.items() if key != SHARED_GATE
+}
+CHOICE = "e_score_correction"  # a bias for the choice of experts alone
 SINKS = {"attn_sinks": "self_attn.sinks"}
 ROUTED = EXPERTS | {"ffn_gate_inp": "mlp.router"}
 SPARSE = {"ffn_gate_inp": "block_sparse_moe.router"}
@@ -60,15 +66,18 @@ GEMMA4_INPUTS = {  # of each layer, and what its output is multiplied with
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale": "layer_scalar",
 }
+GEMMA4_SCALES = {
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 GEMMA4_EXPERTS = {  # beside an MLP
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
     "ffn_gate_inp": "router.proj",
-    "ffn_gate_inp.scale": "router.scale",
-    "ffn_down_exps.scale": "router.per_expert_scale",
     "ffn_gate_up_exps": "experts.gate_up_proj",
     **STACKED,
+    **GEMMA4_SCALES,
 }
 INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "llama": ONE_NORM | EXPERTS,
@@ -86,6 +95,13 @@ INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "gemma4": FOUR_NORMS | QUERY_NORMS | GEMMA4_INPUTS | GEMMA4_EXPERTS,
     "phi3": ONE_NORM | MERGED | {"attn_qkv": "self_attn.qkv_proj"},
     "glm4": GLM_NORMS | MERGED,
+    "glm4moe": SHARED
+    | LATE_NORM
+    | QUERY_NORMS
+    | EXPERTS
+    | SHARED_EXPERTS
+    | {"exp_probs_b": f"mlp.gate.{CHOICE}"},
+    "minimax-m2": ONE_NORM | QUERY_NORMS | EXPERTS | {"exp_probs_b": f"mlp.{CHOICE}"},
     "olmo2": SHARED | POST_NORMS | QUERY_NORMS,
     "olmoe": ONE_NORM | QUERY_NORMS | EXPERTS,
     "exaone4": SHARED | POST_NORMS | QUERY_NORMS,
@@ -101,7 +117,8 @@ INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
 TEXT_PARTS = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
 INSIDE |= {name: INSIDE[family] for name, family in TEXT_PARTS.items()}
 # no modules: their names end without a kind
-PARAMETERS = (*STACKED.values(), *SINKS.values(), "layer_scalar", "router.scale", "expert_scale")
+LEAVES = (*STACKED.values(), *SINKS.values(), *GEMMA4_SCALES.values(), CHOICE, "layer_scalar")
+PARAMETERS = tuple(f".{name}" for name in LEAVES)
 TURNED = ("gpt-oss",)  # transformers has experts as [in, out], each gate's column before its up's
 # frequencies of the rotary embedding, which become part of the config (gguf_rope.py)
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -110,10 +127,13 @@ ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.wei
 def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
     """The file's name of each tensor of the model -> that of transformers. Raises ModelError for a
     tensor that has no place in the family."""
-    names = {}
+    names, layers = {}, layers_of(header.metadata, family, where)
+    drafting = range(layers, count(header.metadata, f"{family}.block_count", where))
     for name in header.tensors:
+        if name in ROPE or ((match := INNER.match(name)) and int(match[1]) in drafting):
+            continue
         match = LAYER.fullmatch(name)
-        if name in ROPE or (match and is_unread(header, int(match[1]), match[2])):
+        if match and is_unread(header, int(match[1]), match[2]):
             continue
         what = match[2] + ".scale" * (match[3] == "scale") if match else ""
         inside = INSIDE[family].get(what)
@@ -130,7 +150,7 @@ def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
 def _in_layer(layer: str, inside: str, kind: str) -> str:
     bare = {"weight": "", "scale": "", "bias": "_bias"}
     return f"model.layers.{layer}.{inside}" + (
-        bare[kind] if inside.endswith(PARAMETERS) else f".{kind}"
+        bare[kind] if f".{inside}".endswith(PARAMETERS) else f".{kind}"
     )
 
 

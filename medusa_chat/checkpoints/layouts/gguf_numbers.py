@@ -31,3 +31,13 @@ def positive(metadata: Mapping[str, Any], key: str, default: float | None, where
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
     return float(value)
+
+
+def layers_of(metadata: Mapping[str, Any], family: str, where: str) -> int:
+    """Layers of the model itself: those behind them draft tokens (multi-token prediction), and are
+    left out. Raises ModelError."""
+    key = f"{family}.nextn_predict_layers"
+    layers, drafts = count(metadata, f"{family}.block_count", where), metadata.get(key, 0)
+    if type(drafts) is not int or not 0 <= drafts < layers:
+        raise ModelError(f"{where} has no valid {key} ({str(drafts)[:40]}): fetch it again")
+    return layers - drafts

@@ -22,7 +22,7 @@ NESTED = (
     "gemma4_text",
     "olmo3",
 )  # layers with a window have an embedding of their own
-PARTIAL = ("phi3", "glm4")  # a part of each head is turned
+PARTIAL = ("phi3", "glm4", "glm4moe", "minimax-m2")  # a part of each head is turned
 YARN = {
     "attention_factor": ("yarn_attn_factor", "attn_factor"),
     "beta_fast": ("yarn_beta_fast",),
