@@ -11,6 +11,7 @@ RECURRENT = (
     "lfm2 lfm2_moe qwen3_next qwen3_5 qwen3_5_moe nemotron_h xlstm minimax falcon_h1 kimi_linear"
 ).split()
 ALIBI = ("bloom", "mpt")
+TEXTLESS = ("mistral4", "step3p5")  # text parts without a class in transformers 5.23
 UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
 
 
@@ -32,6 +33,8 @@ def refuse_unfit(config: Any) -> None:
         why = "a vision-language model whose text part is not a model of its own"
     elif family in ALIBI or getattr(config, "alibi", False):
         why = "ALiBi position encodings do not work with tree attention"
+    elif family in TEXTLESS:
+        why = "transformers has no language model of it that could be read alone"
     else:
         return
     raise ModelError(f"model family {family} is not supported: {why}")

@@ -270,6 +270,7 @@ def test_published_configs_are_counted_as_their_text_parts(parameters):
         ("molmo2", "molmo2_text", "not a model of its own"),
         ("qwen3_5", "qwen3_5_text", "recurrent"),
         ("lfm2_vl", "lfm2", "recurrent"),
+        ("step3p7", "step3p5", "no language model of it that could be read alone"),
     ],
 )
 def test_what_cannot_be_read_alone_is_refused_in_its_own_words(family, text, why):

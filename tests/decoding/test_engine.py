@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, engine_of, tokens
 from support.families import BY_LENGTH, COMMON, CONTEXT, FAMILIES, SLOW, VOCABULARY, tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen2Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished, Prefilled
-from medusa_chat.decoding.families import refuse_unfit, windows
+from medusa_chat.decoding.families import TEXTLESS, refuse_unfit, windows
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -378,12 +379,17 @@ def test_what_the_code_of_a_family_raises_is_one_line(kind, monkeypatch):
         ("Llava", {}, "a vision-language model"),
         ("Mllama", {}, "cross attention"),
         ("T5", {}, "an encoder"),
+        ("Mistral4", {}, "no language model of it that could be read alone"),
     ],
 )
 def test_families_that_cannot_work_are_refused_by_name(name, values, why):
     config = getattr(transformers, f"{name}Config")(**values)
     with pytest.raises(ModelError, match=f"{config.model_type} is not supported: .*{why}"):
         refuse_unfit(config)
+
+
+def test_transformers_has_no_class_for_what_is_refused_for_that():
+    assert not {*TEXTLESS} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
 
 
 def test_a_decoder_of_another_kind_is_refused_in_one_line():
