@@ -19,6 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_chat.checkpoints.layouts.gguf_config import family_of
+from medusa_chat.checkpoints.layouts.gguf_deepseek import TURNED_KEYS, is_split
 from medusa_chat.checkpoints.layouts.gguf_names import TURNED, renamed, shapes
 from medusa_chat.checkpoints.layouts.gguf_parts import read_gguf
 from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader
@@ -126,7 +127,7 @@ class GgufWeights:
                 yield stored, dtype, added, is_turned, f"{self.file}: tensor {name}"
 
     def _is_turned(self, name: str) -> bool:
-        return self.family in TURNED and "_exps." in name
+        return name.endswith(TURNED_KEYS) or (self.family in TURNED and "_exps." in name)
 
     def _parts(self) -> Iterator[tuple[Sequence[str], int, int]]:
         """(tensors of the file, which part of them, of how many) in the order in which they are
@@ -135,9 +136,9 @@ class GgufWeights:
         for name, place in self.names.items():
             together.setdefault(place, []).append(name)
         for names in map(sorted, together.values()):
-            is_turned = self._is_turned(names[0])
-            apart = [names] if is_turned else [[name] for name in names]
-            parts = self.header.tensors[names[0]].shape[0] if is_turned or len(names) > 1 else 1
+            is_paired = self._is_turned(names[0]) and not is_split(names[0])
+            apart = [names] if is_paired else [[name] for name in names]
+            parts = self.header.tensors[names[0]].shape[0] if is_paired or len(names) > 1 else 1
             yield from ((few, part, parts) for part in range(parts) for few in apart)
 
     def rows(self, name: str, part: int = 0, parts: int = 1) -> Iterator[np.ndarray]:

@@ -153,7 +153,8 @@ def test_quantised_weights_are_those_of_the_model_quantised(family, tmp_path):
     path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
     found = load_file(converted_from(path).backbone / "model.safetensors")
     for name, tensor in model.state_dict().items():
-        if tensor.squeeze().dim() > 1 and name in found and not name.endswith("_bias"):
+        is_rows = tensor.squeeze().dim() > 1 and not name.endswith(("_bias", "kv_b_proj.weight"))
+        if is_rows and name in found:
             is_turned = family == "gpt_oss" and tensor.dim() == 3
             rows = tensor.transpose(1, 2).contiguous() if is_turned else tensor
             stored = gguf.quantize(rows.numpy(), gguf.GGMLQuantizationType.Q8_0)
@@ -255,6 +256,37 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path, monkeypatch):
     told["glm4moe__nextn_predict_layers"] = 4
     with pytest.raises(ModelError, match=r"no valid glm4moe\.nextn_predict_layers"):
         converted_from(write_gguf(tmp_path / "b.gguf", model, **told))
+
+
+def test_an_older_file_of_deepseek_has_keys_and_values_whole(tmp_path, monkeypatch):
+    model, tensors = model_of("deepseek_v3"), gguf_models.tensors_of
+    name = "model.layers.{}.self_attn.kv_b_proj.weight"
+    whole = {f"blk.{n}.attn_kv_b.weight": model.state_dict()[name.format(n)] for n in range(3)}
+
+    def older(*given):
+        kept = {
+            n: t for n, t in tensors(*given).items() if not n.endswith("_b.weight") or "q_b" in n
+        }
+        return kept | {n: tensor.numpy() for n, tensor in whole.items()}
+
+    monkeypatch.setattr(gguf_models, "tensors_of", older)
+    for key in ("add_key_length_mla", "add_value_length_mla"):
+        monkeypatch.setattr(gguf.GGUFWriter, key, lambda *_: None)
+    told = {"key_length": 40, "value_length": 16, "head_count_kv": 4}
+    told = {f"deepseek2__attention__{key}": value for key, value in told.items()}
+    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
+    again = read_model(found, config_of(found), "fp32", CPU).state_dict()
+    assert all(torch.equal(tensor, again[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 16), (2, 32, 32), (64, 32)])
+def test_parts_of_keys_and_values_that_do_not_fit_are_refused(shape, tmp_path, monkeypatch):
+    tensors = gguf_models.tensors_of
+    wrong = {"blk.1.attn_v_b.weight": np.ones(shape, np.float32)}
+    monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **wrong})
+    path = write_gguf(tmp_path / "a.gguf", model_of("deepseek_v2"))
+    with pytest.raises(ModelError, match=r"kv_b_proj.weight is \(\), \(192, 32\) was expected"):
+        converted_from(path)
 
 
 def test_another_way_to_choose_experts_is_refused(tmp_path):

@@ -25,6 +25,22 @@ YARN = {
 }
 HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 BY_POSITION = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+LATENT = FEW | {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 16,
+}
 SCALES = {
     "attention_multiplier": 0.3,
     "embedding_multiplier": 2.0,
@@ -66,6 +82,13 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # model_type -> class, 
         | {"n_routed_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, "use_qk_norm": True}
         | {"routed_scaling_factor": 1.5, "num_hidden_layers": 3, "attention_bias": True},
     ),
+    "deepseek_v2": ("DeepseekV2", LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        LATENT
+        | {"q_lora_rank": 32, "n_group": 2, "topk_group": 1, "norm_topk_prob": True}
+        | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         FEW | {"num_local_experts": 4, "head_dim": 16, "rope_parameters": HALF},
@@ -88,6 +111,7 @@ NAMES = {
     **{"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmo3": "olmo2", "cohere": "command-r"},
     **{"gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense"},
 }
+NAMES |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
 NAMES |= {"gemma4_text": "gemma4", "glm4_moe": "glm4moe", "minimax_m2": "minimax-m2"}
 LLAMAS = ("llama", "mistral3", "smollm3", "granite", "granitemoe")  # kin of LlamaModel
 
@@ -136,7 +160,9 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if name == "gemma4":
         _gemma4(writer, config)
-    if name == "glm4moe":
+    if name == "deepseek2":
+        _deepseek2(writer, config)
+    if name in ("glm4moe", "deepseek2"):
         writer.add_expert_count(config.n_routed_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -144,9 +170,27 @@ def own_keys(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_leading_dense_block_count(config.first_k_dense_replace)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
-    if name in ("glm4moe", "minimax-m2"):
+    if config.model_type in ("glm4_moe", "minimax_m2", "deepseek_v3"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     _rope(writer, config.rope_parameters)
+
+
+def _deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:
+    """DeepseekV2Model.set_gguf_parameters of conversion/deepseek.py."""
+    turned, vector = config.qk_rope_head_dim, config.kv_lora_rank
+    writer.add_head_count_kv(1)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(vector)
+    writer.add_key_length(vector + turned)
+    writer.add_value_length(vector)
+    writer.add_key_length_mla(config.qk_nope_head_dim + turned)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(turned)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    if "mscale_all_dim" in config.rope_parameters:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
 def _gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -227,6 +271,19 @@ def as_gemma4(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tens
         yield f"blk.{layer}.{own[f'router.{end}']}", tensor
     else:
         yield name + ("" if name.endswith("weight") else ".weight"), tensor
+
+
+def as_deepseek2(
+    config: Any, name: str, tensor: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of DeepSeek, whose keys and values are split."""
+    if not name.endswith("kv_b_proj.weight"):
+        yield from as_published(name, tensor)
+        return
+    heads = tensor.unflatten(0, (config.num_attention_heads, -1))
+    keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+    yield name.replace("kv_b_proj", "v_b_proj"), values
 
 
 def as_gpt_oss(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

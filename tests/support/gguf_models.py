@@ -6,6 +6,7 @@ are independent of what is tested. The tokenizer is one of bytes.
 
 import struct
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.checkpoints import TEMPLATE
 from support.gguf_families import (
     LLAMAS,
     NAMES,
+    as_deepseek2,
     as_gemma4,
     as_gpt_oss,
     as_published,
@@ -89,7 +91,8 @@ def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found = {}
     state = model.state_dict().items()
-    published = {"gpt-oss": as_gpt_oss, "gemma4": as_gemma4}.get(name, as_published)
+    own = {"gpt-oss": as_gpt_oss, "gemma4": as_gemma4, "deepseek2": partial(as_deepseek2, config)}
+    published = own.get(name, as_published)
     for key, tensor in (one for pair in state for one in published(*pair)):
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue

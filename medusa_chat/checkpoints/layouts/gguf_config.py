@@ -7,6 +7,7 @@ takes a head's width, windows and rotary scaling from its defaults where the fil
 from collections.abc import Mapping
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.gguf_deepseek import as_many_heads
 from medusa_chat.checkpoints.layouts.gguf_family import CENTRED, READ, class_of, own_values
 from medusa_chat.checkpoints.layouts.gguf_gemma4 import as_first_layer
 from medusa_chat.checkpoints.layouts.gguf_header import TOKENS
@@ -51,7 +52,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
     """The values of its config.json. Raises ModelError for what is missing or out of range."""
     where = f"{source.name}/{file}"
     family = family_of(header, where)
-    whole, header = header, as_first_layer(header)
+    whole, header = header, as_many_heads(as_first_layer(header))
     metadata = header.metadata
     for key in UNREAD:
         if metadata.get(f"{family}.{key}") and key not in READ.get(family, ()):
@@ -64,7 +65,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
         raise ModelError(f"{where} has fewer tensors than {family}.block_count: fetch it again")
     heads = config["num_attention_heads"]
     width = _width(metadata, family, config["hidden_size"] // heads, where)
-    kind, name = class_of(metadata, family)
+    kind, name = class_of(header, family)
     few = count(metadata, f"{family}.attention.head_count_kv", where, heads)
     return config | {
         "model_type": kind,

@@ -6,6 +6,7 @@ The rules are those of llama.cpp's conversion/ and src/models/.
 from collections.abc import Mapping
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.gguf_deepseek import deepseek_values, routing_values
 from medusa_chat.checkpoints.layouts.gguf_gemma4 import gemma4_values
 from medusa_chat.checkpoints.layouts.gguf_names import TEXT_PARTS
 from medusa_chat.checkpoints.layouts.gguf_numbers import count, positive
@@ -29,6 +30,7 @@ CLASSES = {  # model_type and class in transformers, by the family's name in a G
     "phi3": ("phi3", "Phi3ForCausalLM"),
     "glm4": ("glm4", "Glm4ForCausalLM"),
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "deepseek2": ("deepseek_v2", "DeepseekV2ForCausalLM"),
     "minimax-m2": ("minimax_m2", "MiniMaxM2ForCausalLM"),
     "olmo2": ("olmo2", "Olmo2ForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
@@ -53,7 +55,6 @@ MULTIPLIERS = {
     "logits_scaling": "logit_scale",
 }
 CHOSEN = ("expert_count", "expert_gating_func", "expert_weights_scale")
-SIGMOID = 2  # a value of expert_gating_func
 READ = {  # keys that are read for these families alone
     "llama": ("expert_count",),
     "qwen2moe": ("expert_count",),
@@ -63,6 +64,7 @@ READ = {  # keys that are read for these families alone
     "gemma4": ("expert_count",),
     "glm4moe": (*CHOSEN, "rope.dimension_sections"),
     "minimax-m2": CHOSEN,
+    "deepseek2": (*CHOSEN, "rope.scaling.yarn_log_multiplier"),
     "granite": tuple(MULTIPLIERS.values()),
     "granitemoe": ("expert_count", *MULTIPLIERS.values()),
     "command-r": ("logit_scale",),
@@ -88,31 +90,25 @@ BIASED = {  # which of them a family's config has
 EXPERTS = {  # model_type -> its name for the count of experts
     **dict.fromkeys(("mixtral", "granitemoe", "gpt_oss", "minimax_m2"), "num_local_experts"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), "num_experts"),
-    "glm4_moe": "n_routed_experts",
-}
-# of DeepSeek and its kin, whose first layers have no experts: name -> key, and what it is without
-ROUTING = {
-    "n_shared_experts": ("expert_shared_count", 0),
-    "first_k_dense_replace": ("leading_dense_block_count", 0),
-    "routed_scaling_factor": ("expert_weights_scale", 1.0),
-    "norm_topk_prob": ("expert_weights_norm", False),
-    "n_group": ("expert_group_count", 1),
-    "topk_group": ("expert_group_used_count", 1),
+    **dict.fromkeys(("glm4_moe", "deepseek_v2", "deepseek_v3"), "n_routed_experts"),
 }
 NARROW = {  # widths of one expert, and of the one that every token has
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-WIDTHS = {"qwen2_moe": tuple(NARROW), **dict.fromkeys(("qwen3_moe", "glm4_moe"), tuple(NARROW)[:1])}
+NARROWED = ("qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
+WIDTHS = {"qwen2_moe": tuple(NARROW), **dict.fromkeys(NARROWED, tuple(NARROW)[:1])}
 # layers of the 27B, which alone scale queries otherwise
 LARGEST = {"gemma2": 46, "gemma3_text": 62}
 
 
-def class_of(metadata: Mapping[str, Any], family: str) -> tuple[str, str]:
+def class_of(header: GgufHeader, family: str) -> tuple[str, str]:
     """model_type and class in transformers of a file of a family."""
     for name, key, found in VARIANTS:
-        if name == family and metadata.get(f"{family}.{key}"):
+        if name == family and header.metadata.get(f"{family}.{key}"):
             return found
+    if family == "deepseek2" and any("exp_probs_b" in name for name in header.tensors):
+        return "deepseek_v3", "DeepseekV3ForCausalLM"
     return CLASSES[TEXT_PARTS.get(family, family)]
 
 
@@ -126,7 +122,7 @@ def own_values(
     values |= {name: BIASES[name] in header.tensors for name in BIASED.get(kind, ())}
     values |= _windows(metadata, family, kind, config["num_hidden_layers"], where)
     if kind == "gemma4_text":
-        values |= gemma4_values(header, values["layer_types"], where)
+        values |= gemma4_values(header, values.get("layer_types", []), where)
     if kind in EXPERTS:
         values[EXPERTS[kind]] = count(metadata, f"{family}.expert_count", where)
         values["num_experts_per_tok"] = count(metadata, f"{family}.expert_used_count", where)
@@ -134,12 +130,11 @@ def own_values(
         values[name] = count(metadata, f"{family}.{NARROW[name]}", where)
     if kind == "qwen3_moe":
         values["norm_topk_prob"] = True
-    if family in ("glm4moe", "minimax-m2"):
-        _refuse_other_choice(metadata, family, where)
+    values |= routing_values(metadata, family, kind, where)
     if kind == "glm4_moe":
         values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in header.tensors
-        for name, (key, usual) in ROUTING.items():
-            values[name] = metadata.get(f"{family}.{key}", usual)
+    if family == "deepseek2":
+        values |= deepseek_values(header, where)
     if family in ("granite", "granitemoe"):
         _refuse_unturned(metadata, family, where)
         for name, key in MULTIPLIERS.items():
@@ -175,14 +170,6 @@ def _windows(
         raise ModelError(f"{where} has no valid {family}.attention.sliding_window_pattern")
     kinds = ["sliding_attention" if near and window else "full_attention" for near in pattern]
     return {"sliding_window": window, "layer_types": kinds}
-
-
-def _refuse_other_choice(metadata: Mapping[str, Any], family: str, where: str) -> None:
-    if (choice := metadata.get(f"{family}.expert_gating_func", SIGMOID)) != SIGMOID:
-        raise ModelError(
-            f"{where} chooses experts by the function {str(choice)[:40]}, which is not supported: "
-            "take the model's safetensors"
-        )
 
 
 def _refuse_unturned(metadata: Mapping[str, Any], family: str, where: str) -> None:

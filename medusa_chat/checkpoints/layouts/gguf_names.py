@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 from medusa_chat.checkpoints.layouts.entry import Entry
+from medusa_chat.checkpoints.layouts.gguf_deepseek import is_split, whole_shape
 from medusa_chat.checkpoints.layouts.gguf_gemma4 import is_unread
 from medusa_chat.checkpoints.layouts.gguf_numbers import count, layers_of
 from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
@@ -55,7 +56,16 @@ EVERY = {  # the expert that every token has
 SHARED_EXPERTS = {  # the same where there may be several, side by side, and no gate
     key: name.replace("expert.", "experts.") for key, name in EVERY.items() if key != SHARED_GATE
 }
+LATENT = {  # keys and values made of one short vector
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    **dict.fromkeys(("attn_kv_b", "attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
+}
 CHOICE = "e_score_correction"  # a bias for the choice of experts alone
+CHOSEN = EXPERTS | SHARED_EXPERTS | {"exp_probs_b": f"mlp.gate.{CHOICE}"}
 SINKS = {"attn_sinks": "self_attn.sinks"}
 ROUTED = EXPERTS | {"ffn_gate_inp": "mlp.router"}
 SPARSE = {"ffn_gate_inp": "block_sparse_moe.router"}
@@ -95,12 +105,8 @@ INSIDE: dict[str, Mapping[str, str]] = {  # by the family's name in a GGUF file
     "gemma4": FOUR_NORMS | QUERY_NORMS | GEMMA4_INPUTS | GEMMA4_EXPERTS,
     "phi3": ONE_NORM | MERGED | {"attn_qkv": "self_attn.qkv_proj"},
     "glm4": GLM_NORMS | MERGED,
-    "glm4moe": SHARED
-    | LATE_NORM
-    | QUERY_NORMS
-    | EXPERTS
-    | SHARED_EXPERTS
-    | {"exp_probs_b": f"mlp.gate.{CHOICE}"},
+    "glm4moe": SHARED | LATE_NORM | QUERY_NORMS | CHOSEN,
+    "deepseek2": ONE_NORM | LATENT | CHOSEN,
     "minimax-m2": ONE_NORM | QUERY_NORMS | EXPERTS | {"exp_probs_b": f"mlp.{CHOICE}"},
     "olmo2": SHARED | POST_NORMS | QUERY_NORMS,
     "olmoe": ONE_NORM | QUERY_NORMS | EXPERTS,
@@ -162,7 +168,9 @@ def shapes(header: GgufHeader, names: Mapping[str, str], family: str) -> dict[st
         shape = header.tensors[name].shape
         if SHARED_GATE in name and len(shape) == 1:
             shape = (1, *shape)
-        if place in found:
+        if is_split(name):
+            shape = whole_shape(header, name)
+        elif place in found:
             fits = found[place] == shape and len(shape) > 1
             shape = (shape[0], 2 * shape[1], *shape[2:]) if fits else ()
         found[place] = shape
