@@ -84,8 +84,7 @@ function drawTokens(data) {
   const lines = [
     { name: "expected of the tree searched for each size", points: data.searched },
     { name: "expected of the tree in use, cut to each size", points: data.used },
-    { name: `measured at calibration${view.tree.personal ? ", stored tree" : ""}`, points: data.calibration, dots: true, line: false, says: saysTokens },
-    { name: "measured in your chats", points: data.chats, dots: true, line: false, says: saysTokens },
+    { name: `measured at calibration${view.tree.personal ? ", stored tree" : ""}`, points: data.calibration, dots: true, line: false, says: ([nodes, rate]) => `${nodes} nodes: ${rate.toFixed(2)} tokens a step` },
   ];
   const all = lines.flatMap((line) => line.points);
   const most = Math.max(...all.map((p) => p[0]));
@@ -94,17 +93,8 @@ function drawTokens(data) {
     x: nodeAxis(most),
     y: valueAxis("tokens a step", all.map((p) => p[1]), 1),
     lines,
-    label: `Tokens a step against nodes: expected ${data.used.at(-1)[1]} at ${data.used.at(-1)[0]} nodes; ${spoken(data.chats, "measured in your chats")}`,
+    label: `Tokens a step against nodes: expected ${data.used.at(-1)[1]} at ${data.used.at(-1)[0]} nodes`,
   });
-}
-
-function saysTokens([nodes, rate, steps]) {
-  return `${nodes} nodes: ${rate.toFixed(2)} tokens a step${steps ? `, over ${count(steps)} steps` : ""}`;
-}
-
-function spoken(points, name) {
-  if (!points.length) return `nothing ${name} yet`;
-  return `${name}: ${points.map(([nodes, rate]) => `${rate} at ${nodes}`).join(", ")}`;
 }
 
 function drawTimes(data) {

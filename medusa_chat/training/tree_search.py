@@ -20,7 +20,7 @@ def search_tree(accuracies: Accuracies, nodes: int) -> Tree:
     _require_accuracies(accuracies)
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"nodes is {nodes}: give a whole number from 1 to {MAX_NODES}")
-    return likeliest(accuracies, lambda choice: accuracies[len(choice) - 1][choice[-1]], nodes)
+    return likeliest(accuracies, nodes)
 
 
 def _require_accuracies(accuracies: Accuracies) -> None:

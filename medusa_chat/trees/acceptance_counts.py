@@ -17,80 +17,83 @@ from typing import Any, Self
 
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.decoding.settings import GREEDY
-from medusa_chat.trees.acceptance_fold import AcceptanceFold, Count, whole_number
+from medusa_chat.trees.expected_length import Accuracies
 
 RANKS = 10  # of each head that are counted
 MOST_STEPS = 20_000  # then every count is halved, so that recent chats weigh more
+WEIGHT = 50  # the stored calibration counts as so many askings of a rank
 
 
 @dataclass
 class AcceptanceCounts:
-    """All counts for the heads of one model. folds: every other answer goes into each, so that a
-    tree searched in one is judged by the other. by_nodes: nodes of a tree -> [steps, tokens]."""
+    """All counts for the heads of one model. ranks[k, i]: of head k's prediction i, both from 0,
+    [right, asked]."""
 
-    folds: tuple[AcceptanceFold, AcceptanceFold] = field(
-        default_factory=lambda: (AcceptanceFold(), AcceptanceFold())
+    ranks: dict[tuple[int, int], list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0])
     )
-    by_nodes: dict[int, Count] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    steps: int = 0
     answers: int = 0
-
-    @property
-    def steps(self) -> int:
-        return self.folds[0].steps + self.folds[1].steps
-
-    @property
-    def whole(self) -> AcceptanceFold:
-        return self.folds[0].plus(self.folds[1])
 
     def add_answer(self, first: Prefilled, steps: Sequence[Step], heads: int) -> bool:
         """Count one answer; False where nothing of it may be counted."""
         if not is_counted(first):
             return False
-        fold, before = self.folds[self.answers % 2], self.steps
+        before = self.steps
         for step, following in _with_following(steps):
-            self._add_step(fold, step, following, heads)
+            self._add_step(step.draft, following, heads)
         if self.steps == before:
             return False
         self.answers += 1
         if self.steps > MOST_STEPS:
-            self._halve()
+            self.steps //= 2
+            for count in self.ranks.values():
+                count[:] = [number // 2 for number in count]
         return True
 
-    def _add_step(
-        self, fold: AcceptanceFold, step: Step, following: Sequence[int], heads: int
-    ) -> None:
-        draft = step.draft
+    def _add_step(self, draft: DraftRecord | None, following: Sequence[int], heads: int) -> None:
+        """Count one step. following: the token ids that followed its root in the answer."""
         if draft is None or (len(draft.tokens) == 1 and not draft.guesses):
             return
-        ranks = drafted_ranks(draft, heads)
-        if not ranks:  # only the text drafted
-            return
-        fold.count(ranks, following)
-        if not draft.guesses and not draft.sources:  # a dynamic tree is large where heads are sure
-            count = self.by_nodes[len(draft.tokens)]
-            count[0] += 1
-            count[1] += len(step.token_ids)
+        drafted = drafted_ranks(draft, heads)
+        self.steps += bool(drafted)  # none where only the text drafted
+        for head, (ranks, token) in enumerate(zip(drafted, following, strict=False)):
+            for drafted_token, rank in ranks.items():
+                count = self.ranks[head, rank]
+                count[0] += drafted_token == token
+                count[1] += 1
 
-    def _halve(self) -> None:
-        for fold in self.folds:
-            fold.halve()
-        for nodes, (steps, tokens) in list(self.by_nodes.items()):
-            self.by_nodes[nodes] = [steps // 2, tokens // 2]
+    def table(self, prior: Accuracies, unseen: float = 1.0) -> list[list[float]]:
+        """Rank accuracies a[k][i] = (right + WEIGHT * prior) / (asked + WEIGHT): the counted share,
+        smoothed by the prior, or the prior times `unseen` where a rank was never asked. Each row
+        adds up to at most 1."""
+        rows = [
+            [self._share(k, i, a, unseen) for i, a in enumerate(r)] for k, r in enumerate(prior)
+        ]
+        return [[share / max(1.0, sum(row)) for share in row] for row in rows]
+
+    def _share(self, head: int, rank: int, prior: float, unseen: float) -> float:
+        right, asked = self.ranks.get((head, rank), (0, 0))
+        return (right + WEIGHT * prior) / (asked + WEIGHT) if asked else prior * unseen
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "answers": self.answers,
-            "folds": [fold.to_json() for fold in self.folds],
-            "by_nodes": {str(n): count for n, count in sorted(self.by_nodes.items()) if count[0]},
-        }
+        """The counts as a JSON value."""
+        ranks = {f"{head}.{rank}": count for (head, rank), count in sorted(self.ranks.items())}
+        return {"answers": self.answers, "steps": self.steps, "ranks": ranks}
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """The counts in a JSON value. Raises ValueError, KeyError, TypeError or AttributeError."""
-        first, second = (AcceptanceFold.from_json(fold) for fold in values["folds"])
-        counts = cls(folds=(first, second), answers=whole_number(values["answers"]))
-        for nodes, (steps, tokens) in values["by_nodes"].items():
-            counts.by_nodes[int(nodes)] = [whole_number(steps), whole_number(tokens)]
+        """The counts in a JSON value; once they were kept in two halves. Raises ValueError,
+        KeyError, TypeError or AttributeError."""
+        counts = cls(answers=_whole_number(values["answers"]))
+        for part in values.get("folds", [values]):
+            counts.steps += _whole_number(part["steps"])
+            for name, (right, asked) in part["ranks"].items():
+                if _whole_number(right) > _whole_number(asked):
+                    raise ValueError(f"{name}: {right} of {asked}")
+                head, rank = (_whole_number(int(number)) for number in name.split("."))
+                count = counts.ranks[head, rank]
+                count[:] = [count[0] + right, count[1] + asked]
         return counts
 
 
@@ -128,3 +131,10 @@ def _with_following(steps: Sequence[Step]) -> Iterator[tuple[Step, list[int]]]:
     for step in steps:
         yield step, tokens[place : place + 16]
         place += len(step.token_ids)
+
+
+def _whole_number(value: Any) -> int:
+    """The value where it is a count. Raises ValueError."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value

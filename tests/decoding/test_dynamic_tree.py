@@ -157,10 +157,9 @@ def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(libr
     assert all(len(step.draft.guesses) == CANDIDATES.depth for step in steps)
     counts = AcceptanceCounts()
     assert counts.add_answer(first, steps, 3) and counts.steps == len(steps)
-    assert {count[1] for count in counts.whole.ranks.values()} <= {
+    assert {count[1] for count in counts.ranks.values()} <= {
         len(steps) - n for n in range(CANDIDATES.depth)
     }
-    assert not counts.by_nodes
 
 
 def test_guesses_are_of_the_shortlist(library):

@@ -15,11 +15,10 @@ from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
 from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts
-from medusa_chat.trees.acceptance_fold import AcceptanceFold
-from medusa_chat.trees.path_probabilities import PathProbabilities
+from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.trees.greedy_search import likeliest
 from medusa_chat.trees.shapes import cartesian
-from medusa_chat.trees.suggestion import search_likeliest, suggest_tree
+from medusa_chat.trees.suggestion import GAIN, suggest_tree
 
 WIDE = Tree.from_choices([(0,), (1,), (2,), (3,), (0, 0), (1, 0), (2, 0), (3, 0)])
 GENERATED = GenerationSettings(max_new_tokens=40, seed=3)
@@ -37,7 +36,7 @@ def rate(tree: Tree, seed: int = 99) -> float:
 
 def test_a_poor_tree_is_found_and_the_better_one_is_better_where_nobody_counted():
     suggestion = suggest_tree(counted(WIDE), facts_of(WIDE), nodes=len(WIDE))
-    assert suggestion is not None and suggestion.gain > 1.02
+    assert suggestion is not None and suggestion.gain > GAIN
     found = Tree.from_choices(suggestion.tree.choices).head(len(WIDE))
     assert rate(found) > rate(WIDE) * 1.02
     assert 0.85 * rate(found) < suggestion.tokens < 1.05 * rate(found), "hardly too much"
@@ -46,52 +45,21 @@ def test_a_poor_tree_is_found_and_the_better_one_is_better_where_nobody_counted(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_alone_never_offers_a_tree(seed):
-    """The best tree of another half of the same chats is as good as it gets."""
-    whole = PathProbabilities(counted(TREE, answers=200, seed=50).whole, PRIOR)
-    used = search_likeliest(whole, 16)
-    assert suggest_tree(counted(used, answers=30, steps=20, seed=seed), facts_of(used), 16) is None
+    """The best tree by many other chats is as good as it gets."""
+    used = likeliest(counted(TREE, answers=200, seed=50).table(PRIOR), 16)
+    assert suggest_tree(counted(used, answers=10, steps=20, seed=seed), facts_of(used), 16) is None
 
 
 def test_nothing_is_offered_before_enough_is_counted():
     assert suggest_tree(counted(WIDE, answers=2, steps=60), facts_of(WIDE), len(WIDE)) is None
 
 
-def halves(*counts: dict[int, int], steps=(1000, 1000)) -> AcceptanceCounts:
-    """Counts of two halves, of one head: rank -> how often of 400 it was right."""
-    first, second = (
-        AcceptanceFold(
-            {(0, rank): [right, 400] for rank, right in half.items()},
-            {(rank,): [right, 400] for rank, right in half.items()},
-            seen,
-        )
-        for half, seen in zip(counts, steps, strict=True)
-    )
-    return AcceptanceCounts((first, second))
-
-
-FIRST = Tree.from_choices([(0,)])
-FOURTH_RIGHT = {0: 10, 1: 0, 2: 0, 3: 380}
-
-
-@pytest.mark.parametrize("other", [{0: 10, 1: 0, 2: 380, 3: 0}, {0: 40, 1: 0, 2: 0, 3: 45}])
-def test_a_tree_must_win_in_each_half_of_the_chats_that_it_was_not_searched_in(other):
-    """The third rank is right there, or the fourth hardly more often than the first."""
-    assert suggest_tree(halves(FOURTH_RIGHT, FOURTH_RIGHT), facts_of(FIRST), 2) is not None
-    assert suggest_tree(halves(FOURTH_RIGHT, other), facts_of(FIRST), 2) is None
-
-
-def test_nothing_is_offered_before_both_halves_are_counted():
-    counts = halves(FOURTH_RIGHT, FOURTH_RIGHT, steps=(1000, 49))
-    assert suggest_tree(counts, facts_of(FIRST), 2) is None
-
-
-def test_the_search_takes_paths_by_falling_worth():
-    paths = PathProbabilities(counted(TREE).whole, PRIOR)
-    tree = search_likeliest(paths, 20)
-    sums = paths.expected(tree)
+def test_the_search_takes_nodes_by_falling_value():
+    table = counted(TREE).table(PRIOR)
+    sums = expected_lengths(likeliest(table, 20), table)
     gains = [b - a for a, b in zip(sums, sums[1:], strict=False)]
-    assert len(tree) == 20 and gains == sorted(gains, reverse=True)
-    assert sums[-1] >= paths.expected(TREE.head(16))[-1]
+    assert len(sums) == 20 and gains == sorted(gains, reverse=True)
+    assert sums[15] >= expected_lengths(TREE, table)[15]
 
 
 def test_step_times_decide_how_many_nodes_are_compared():

@@ -7,10 +7,7 @@ import pytest
 from support.counting import EASY, HARD, PRIOR, TREE, answer, counted, prefilled, record
 
 from medusa_chat.decoding.events import Step
-from medusa_chat.trees.acceptance_counts import MOST_STEPS, AcceptanceCounts, is_counted
-from medusa_chat.trees.acceptance_fold import HEAD_WEIGHT, AcceptanceFold
-from medusa_chat.trees.expected_length import expected_lengths
-from medusa_chat.trees.path_probabilities import PathProbabilities
+from medusa_chat.trees.acceptance_counts import MOST_STEPS, WEIGHT, AcceptanceCounts, is_counted
 from medusa_chat.trees.shapes import cartesian, chain
 
 MEAN = [(a + b) / 2 for a, b in zip(EASY, HARD, strict=True)]
@@ -20,53 +17,40 @@ def test_ranks_come_out_as_planted_whatever_was_accepted_above_them():
     """Counting only below accepted nodes would find head 2 far better than it is: what is accepted
     is mostly easy."""
     counts = counted(TREE)
-    table = counts.whole.table(PRIOR)
+    table = counts.table(PRIOR)
     for head in range(3):
         for rank in range(4):
-            if counts.whole.ranks.get((head, rank)):
+            if counts.ranks.get((head, rank)):
                 assert table[head][rank] == pytest.approx(MEAN[rank], abs=0.03), (head, rank)
     assert abs(MEAN[0] - PRIOR[0][0]) > 0.2, "the stored table alone would not pass"
-    below = counts.whole.paths[0, 0]
-    assert below[0] / below[1] > MEAN[0] + 0.1, "the plant has the trap"
 
 
 def test_a_rank_that_was_never_drafted_keeps_its_stored_value():
     counts = counted(cartesian(2, 1), answers=2)
-    assert (0, 2) not in counts.whole.ranks and (2, 0) not in counts.whole.ranks
-    table = counts.whole.table(PRIOR)
+    assert (0, 2) not in counts.ranks and (2, 0) not in counts.ranks
+    table = counts.table(PRIOR)
     assert table[0][2:] == list(PRIOR[0][2:]) and table[2] == list(PRIOR[2])
 
 
 def test_few_counts_are_drawn_towards_the_stored_table():
-    fold = AcceptanceFold()
-    for _ in range(10):
-        fold.count([{7: 0}], [7])
-    assert fold.table([[0.3]]) == [[(10 + HEAD_WEIGHT * 0.3) / (10 + HEAD_WEIGHT)]]
-    assert sum(AcceptanceFold(ranks={(0, 0): [900, 900]}).table([[0.5, 0.5]])[0]) <= 1 + 1e-9
+    counts = AcceptanceCounts({(0, 0): [10, 10]})
+    assert counts.table([[0.3]]) == [[(10 + WEIGHT * 0.3) / (10 + WEIGHT)]]
+    assert counts.table([[0.3, 0.1]], unseen=0.5)[0][1] == 0.05
+    assert sum(AcceptanceCounts({(0, 0): [900, 900]}).table([[0.5, 0.5]])[0]) <= 1 + 1e-9
 
 
 def test_what_lies_behind_the_end_of_an_answer_is_not_counted_as_wrong():
     counts = AcceptanceCounts()
     step = Step(0, (1,), "", 0.01, (0,), record(cartesian(1, 1), (0, 1, 2)))
     counts.add_answer(prefilled(), [step], heads=3)
-    assert dict(counts.whole.ranks) == {(0, 0): [1, 1]}
+    assert dict(counts.ranks) == {(0, 0): [1, 1]}
 
 
 def test_five_heads_are_counted():
     counts, deep = AcceptanceCounts(), chain(5)
     step = Step(0, (1, 2, 3, 4, 5, 9), "", 0.1, tuple(range(6)), record(deep, range(6)))
     assert counts.add_answer(prefilled(), [step], heads=5)
-    assert counts.whole.ranks[4, 0] == [1, 1]
-
-
-def test_paths_promise_what_steps_give_though_heads_are_right_together():
-    counts = counted(TREE, answers=100)
-    steps, tokens = counts.by_nodes[len(TREE)]
-    promised = PathProbabilities(counts.whole, PRIOR).expected(TREE)
-    assert promised[-1] == pytest.approx(tokens / steps, rel=0.04)
-    assert list(promised) == sorted(promised) and len(promised) == len(TREE)
-    multiplied = expected_lengths(TREE, counts.whole.table(PRIOR))[-1]
-    assert abs(multiplied / (tokens / steps) - 1) > 0.06, "ranks alone would not do"
+    assert counts.ranks[4, 0] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +71,15 @@ def test_only_the_backbones_own_answers_are_counted(settings, is_own):
     assert counts.steps == (5 if is_own else 0)
 
 
-def test_answers_go_into_the_folds_in_turn_and_old_counts_fade():
+def test_old_counts_fade():
     counts = counted(TREE, answers=4, steps=10)
-    assert [fold.steps for fold in counts.folds] == [20, 20]
-    counts.folds[0].steps = MOST_STEPS
-    counts.folds[0].ranks[0, 0] = [60, 100]
+    assert counts.steps == 40
+    counts.steps = MOST_STEPS
+    counts.ranks[0, 0] = [60, 100]
     counts.add_answer(prefilled(), [], 3)
     assert counts.answers == 4, "an answer without a step is none"
     counts.add_answer(prefilled(), answer(random.Random(1), cartesian(1), 1), 3)
-    assert counts.folds[0].ranks[0, 0][1] == 50 and counts.steps < MOST_STEPS
+    assert counts.ranks[0, 0][1] == 50 and counts.steps < MOST_STEPS
 
 
 def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
@@ -103,7 +87,7 @@ def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
     line = json.dumps(counts.to_json())
     again = AcceptanceCounts.from_json(json.loads(line))
     assert again.to_json() == counts.to_json() and again.steps == counts.steps
-    assert again.whole.table(PRIOR) == counts.whole.table(PRIOR)
+    assert again.table(PRIOR) == counts.table(PRIOR)
 
     def leaves(value):
         if isinstance(value, dict):
@@ -118,16 +102,25 @@ def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
     assert {type(leaf) for leaf in leaves(json.loads(line))} == {int}
 
 
+def test_two_halves_of_before_are_added_up():
+    """As 0.2.0 wrote them at first."""
+    half = {"steps": 30, "ranks": {"0.0": [20, 30], "2.1": [1, 4]}, "paths": {"0.1": [1, 2]}}
+    both = {"answers": 5, "folds": [half, half], "by_nodes": {"4": [30, 60]}}
+    counts = AcceptanceCounts.from_json(both)
+    assert (counts.steps, counts.answers) == (60, 5)
+    assert counts.ranks == {(0, 0): [40, 60], (2, 1): [2, 8]}
+
+
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda d: d["folds"].pop(),
-        lambda d: d["folds"][0]["ranks"].update({"0.0": [3, 2]}),
-        lambda d: d["folds"][0]["ranks"].update({"0": [1, 2]}),
-        lambda d: d["folds"][1]["paths"].update({"a": [1, 2]}),
-        lambda d: d["folds"][1]["paths"].update({"0.0": 5}),
+        lambda d: d.pop("ranks"),
+        lambda d: d["ranks"].update({"0.0": [3, 2]}),
+        lambda d: d["ranks"].update({"0": [1, 2]}),
+        lambda d: d["ranks"].update({"a.0": [1, 2]}),
+        lambda d: d["ranks"].update({"0.0": 5}),
         lambda d: d.update(answers=-1),
-        lambda d: d.update(by_nodes={"x": [1, 1]}),
+        lambda d: d.update(steps="x"),
     ],
 )
 def test_a_damaged_tally_is_refused(harm):

@@ -80,14 +80,11 @@ def test_the_tree_in_use_is_cut_and_its_paths_are_worth_products():
 
 
 def test_curves_rise_and_the_searched_tree_is_never_below_the_one_in_use():
-    counts = counted(best_tree(8, 3), answers=4, steps=10)
-    tokens = view_of(runner_of(), counts)["tokens"]
+    tokens = view_of(runner_of())["tokens"]
     searched, used = dict(tokens["searched"]), dict(tokens["used"])
     assert list(searched.values()) == sorted(searched.values())
     assert all(searched[nodes] >= value - 1e-3 for nodes, value in used.items())
     assert tokens["calibration"] == [[1, 1.0], [8, 2.1], [16, 2.4]]
-    ((nodes, rate, steps),) = tokens["chats"]
-    assert (nodes, steps) == (8, 40) and rate > 1
 
 
 def test_speedups_are_tokens_over_cost_and_the_best_is_marked():

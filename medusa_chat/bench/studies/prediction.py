@@ -53,7 +53,7 @@ def prediction(context: BenchContext) -> Iterator[Row]:
     prior = rank_accuracies(context.loaded.calibration)
     expected = {
         CALIBRATED: expected_lengths(source, prior),
-        COUNTED: expected_lengths(source, counts.whole.table(prior)),
+        COUNTED: expected_lengths(source, counts.table(prior)),
     }
     plain = runs[str(sizes[0])]
     for size in sizes:

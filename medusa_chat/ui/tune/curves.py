@@ -7,19 +7,16 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts
-from medusa_chat.trees.acceptance_fold import Count
 from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.pick import Pick, pick
 from medusa_chat.ui.page.tree_view import short
 
 MOST_NODES = 128  # of the curve of searched trees
-LEAST_MEASURED = 20  # steps before a size counts as measured
 
 
-def token_curves(facts: TreeFacts, counts: AcceptanceCounts, used: Accuracies) -> dict[str, Any]:
+def token_curves(facts: TreeFacts, used: Accuracies) -> dict[str, Any]:
     """Tokens a step: expected of the tree in use and of the tree searched for each size, by the
-    table; measured at calibration and in chats, where there is something."""
+    table; measured at calibration, where it was."""
     table = [list(row) for row in used]
     searched = expected_lengths(search_tree(table, MOST_NODES), table)
     tree = Tree.from_choices(facts.choices)
@@ -27,17 +24,7 @@ def token_curves(facts: TreeFacts, counts: AcceptanceCounts, used: Accuracies) -
         "searched": _thin(searched),
         "used": _thin(expected_lengths(tree, table)),
         "calibration": [[nodes, short(rate)] for nodes, rate in facts.rates],
-        "chats": measured(counts.by_nodes),
     }
-
-
-def measured(by_nodes: dict[int, Count]) -> list[list[float]]:
-    """[nodes, tokens a step, steps] of each size of which enough was seen."""
-    return [
-        [nodes, short(tokens / steps), steps]
-        for nodes, (steps, tokens) in sorted(by_nodes.items())
-        if steps >= LEAST_MEASURED
-    ]
 
 
 def times_view(costs: StepCosts | None, date: str) -> dict[str, Any] | None:

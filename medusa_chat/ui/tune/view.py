@@ -8,7 +8,6 @@ from medusa_chat.messages import ModelInfo, TreeFacts
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.personal_tree import StoredCounts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
-from medusa_chat.trees.acceptance_fold import AcceptanceFold
 from medusa_chat.trees.expected_length import Accuracies, node_value
 from medusa_chat.trees.suggestion import LEAST_STEPS, TreeSuggestion, costs_of
 from medusa_chat.ui.page.status import without_folders
@@ -62,7 +61,7 @@ def tune_view(
         "device": f"{model.precision}, {model.device}",
         "tables": tables(facts, kept.counts, is_guest),
         "tree": tree_view(model, facts, used),
-        "tokens": token_curves(facts, kept.counts, used),
+        "tokens": token_curves(facts, used),
         "times": times_view(costs, facts.date),
         "speedup": speedup_view(facts, used, costs),
         "chats": chats_text(kept.counts),
@@ -87,22 +86,21 @@ def tables(
     rows = [[short(a) for a in row] for row in facts.accuracies]
     found = [{"name": origin, "note": _note(facts, is_guest), "rows": rows}]
     if counts.steps:
-        whole = counts.whole
         note = (
             f"{counts.steps:,} steps of {_plural(counts.answers, 'answer')} with this model, "
             "where what the heads guessed was compared with what came. Few counts are drawn "
             "towards the table before; a rank that was never asked for keeps its value."
         )
-        rows = [[short(a) for a in row] for row in whole.table(facts.accuracies)]
-        asked = asked_of(whole, facts)
+        rows = [[short(a) for a in row] for row in counts.table(facts.accuracies)]
+        asked = asked_of(counts, facts)
         found.append({"name": "Counted in your chats", "note": note, "rows": rows, "asked": asked})
     return found
 
 
-def asked_of(fold: AcceptanceFold, facts: TreeFacts) -> list[list[int]]:
+def asked_of(counts: AcceptanceCounts, facts: TreeFacts) -> list[list[int]]:
     """How often each rank of each head was compared with what came."""
     return [
-        [fold.ranks.get((head, rank), [0, 0])[1] for rank in range(len(row))]
+        [counts.ranks.get((head, rank), [0, 0])[1] for rank in range(len(row))]
         for head, row in enumerate(facts.accuracies)
     ]
 
@@ -158,8 +156,8 @@ def suggestion_view(found: TreeSuggestion) -> dict[str, Any]:
     return {
         "text": f"A better tree for your chats: expected {found.tokens:.2f} instead of "
         f"{found.now:.2f} tokens a step.",
-        "note": f"{found.nodes} nodes; {(found.gain - 1) * 100:.1f} % faster, judged by the half "
-        "of your chats that it was not searched in. It is used from the next answer on.",
+        "note": f"{found.nodes} nodes; {(found.gain - 1) * 100:.1f} % faster, by what was counted "
+        "in your chats. It is used from the next answer on.",
     }
 
 
