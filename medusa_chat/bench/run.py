@@ -29,10 +29,8 @@ from medusa_chat.bench.studies.report import report as report_study
 from medusa_chat.bench.studies.roofline import roofline
 from medusa_chat.bench.studies.speed import PROMPTS, race
 from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
-from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.tuner import apply_tuning
 
 Study = Callable[[BenchContext], Iterator[Row]]
 
@@ -87,9 +85,8 @@ def run(
     **inputs: Any,
 ) -> dict[str, Any]:
     """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. inputs: more
-    fields of BenchContext. Returns {"machine", "rows", "verdict"}. The tuner's costs and the
-    results of "speed" are kept for `--tree auto`, doctor and the page. Raises UsageError without
-    heads."""
+    fields of BenchContext. Returns {"machine", "rows", "verdict"}. The tuner's costs are
+    kept for `--tree auto`, doctor and the page. Raises UsageError without heads."""
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(
@@ -98,8 +95,6 @@ def run(
     context = BenchContext(request, loaded, tree, rounds, max_new_tokens, progress, **inputs)
     chosen = _chosen(studies or tuple(STUDIES), (*STUDIES, *FINDINGS))
     rows = [row for name in chosen for row in _rows(name, context)]
-    if context.tree == "auto":
-        _keep(loaded, rows)
     return _result(context, _prompt_count(context, chosen), rows)
 
 
@@ -150,14 +145,6 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
         if name not in allowed:
             raise UsageError(f"study is {name!r}: choose one of {', '.join(allowed)}")
     return [name for name in allowed if not studies or name in studies]
-
-
-def _keep(loaded: LoadedModel, rows: Sequence[Row]) -> None:
-    """Keep the speeds end to end of the tree "auto" for doctor and the page."""
-    names = ("plain", "auto", "medusa", "prompt-lookup")
-    speeds = {row["name"]: row["value"] for row in rows if row["name"] in names}
-    if speeds and loaded.tuned is not None:
-        apply_tuning(loaded, replace(loaded.tuned, measured=speeds))
 
 
 def _result(context: BenchContext, prompts: int, rows: list[Row]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
 from medusa_chat.runtime.step_profiler import Clock, time_steps
 from medusa_chat.trees.auto_tree import candidates, rank_accuracies, source_tree, tree_facts
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.tuning_store import Tuning, write
 
 SECONDS = 1.0
@@ -55,19 +56,14 @@ def _applied(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
     info, device = loaded.info, loaded.engine.backbone.device
     place = tuning_key(info.name, info.backbone, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    measured = loaded.tuned.measured if loaded.tuned is not None else {}
-    apply_tuning(loaded, Tuning(place, info.parameters, costs, date, measured))
+    loaded.tuned = Tuning(place, info.parameters, costs, date)
+    _choose_tree(loaded)
     return loaded.tuned
 
 
-def apply_tuning(loaded: LoadedModel, tuning: Tuning) -> None:
-    """Let the auto tree of a loaded model follow a tuning, and keep the tuning on disk."""
-    loaded.tuned = tuning
-    _choose_tree(loaded)
-
-
 def _choose_tree(loaded: LoadedModel) -> None:
-    """Choose the auto tree by the calibration and the tuning that the model has now.
+    """Choose the auto tree by the calibration and the tuning that the model has now, and keep the
+    tuning on disk.
 
     A disk that is full or read-only is no error: the next load measures again.
     """
@@ -126,5 +122,6 @@ def draft_budget(loaded: LoadedModel) -> DraftBudget | None:
         tree, _ = loaded.auto_tree()
         accuracies = rank_accuracies(loaded.calibration)
         found = candidates(loaded.calibration, info.heads, device, tree)
-        loaded.budget = loaded.tuned.budget(tree, accuracies, found)
+        expected = expected_lengths(tree, accuracies)
+        loaded.budget = DraftBudget(loaded.tuned.costs, expected, found)
     return loaded.budget

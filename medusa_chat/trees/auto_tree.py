@@ -40,9 +40,9 @@ def auto_tree(
             f"{len(source)}"
         )
     if nodes is None and tuned is not None and heads:
-        accuracies = rank_accuracies(calibration)
-        count, reason = tuned.pick(source, accuracies).nodes, tuned.reason(source, accuracies)
-        if count == 1 and device.type == "cpu" and tuned.pays_below(LEAST, source, accuracies):
+        expected = expected_tokens(calibration, heads)
+        count, reason = tuned.pick(expected).nodes, tuned.reason(expected)
+        if count == 1 and device.type == "cpu" and tuned.pays_below(LEAST, expected):
             count = LEAST
             reason = f"of which fewer than {LEAST} nodes should pay (measured on {tuned.date[:10]})"
         tree = source.head(count)

@@ -30,3 +30,17 @@ def pick(costs: StepCosts, expected: Sequence[float], length: int) -> Pick:
     sizes = [m for m in costs.sizes if m < end] + [end]
     found = [Pick(m, expected[m - 1], costs.overhead(m, length)) for m in sizes]
     return max(found, key=lambda p: p.speedup)  # of equal ones the first, the smallest
+
+
+def plain_wins(costs: StepCosts, expected: Sequence[float]) -> str:
+    """Why plain decoding is picked behind the shortest text that was measured."""
+    length = costs.lengths[0]
+    sizes = [m for m in costs.sizes if 1 < m <= len(expected)]
+    if not sizes:
+        return "plain decoding is faster than Medusa here: no draft is cheap enough to pay"
+    speeds = {m: expected[m - 1] / costs.overhead(m, length) for m in sizes}
+    best = max(sizes, key=lambda m: speeds[m])
+    return (
+        f"plain decoding is faster than Medusa here: the best draft, {best} nodes, would reach "
+        f"{speeds[best]:.2f} of its speed"
+    )

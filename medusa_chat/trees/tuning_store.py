@@ -6,17 +6,14 @@ so heads that were trained again need no new measurement.
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from medusa_chat import paths
-from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import Tree
-from medusa_chat.trees.expected_length import Accuracies, expected_lengths
-from medusa_chat.trees.pick import Pick, pick
+from medusa_chat.trees.pick import Pick, pick, plain_wins
 
 VERSION = 3
 MOST_BYTES = 100_000
@@ -44,48 +41,37 @@ class TuningKey:
 class Tuning:
     """Step costs of one place. parameters: of the backbone, to know another model of that name.
 
-    measured: tokens a second by drafter, end to end, where `bench` has run. date: ISO, in UTC.
-    chosen: what followed from it when it was written, and why (`reason`).
+    date: ISO, in UTC. chosen: what followed from it when it was written, and why (`reason`).
     """
 
     place: TuningKey
     parameters: int
     costs: StepCosts
     date: str
-    measured: dict[str, float] = field(default_factory=dict)
     chosen: str = ""
 
-    def pick(self, tree: Tree, accuracies: Accuracies, long: bool = False) -> Pick:
-        """How many of the tree's first nodes pay best behind the short or the long text."""
-        length = self.costs.lengths[-1 if long else 0]
-        return pick(self.costs, expected_lengths(tree, accuracies), length)
+    def pick(self, expected: Sequence[float]) -> Pick:
+        """How many of a tree's first nodes pay best behind the short text. expected[m - 1]: tokens
+        a step with m of them (`expected_lengths`)."""
+        return pick(self.costs, expected, self.costs.lengths[0])
 
-    def pays_below(self, nodes: int, tree: Tree, accuracies: Accuracies) -> bool:
+    def pays_below(self, nodes: int, expected: Sequence[float]) -> bool:
         """Whether some size under `nodes`, measured or between what was, should pay behind the
-        short text."""
-        expected, length = expected_lengths(tree, accuracies), self.costs.lengths[0]
+        short text. expected: see `pick`."""
+        length = self.costs.lengths[0]
         sizes = range(2, min(self.costs.sizes[-1], nodes, len(expected)))
         return any(expected[m - 1] > self.costs.overhead(m, length) for m in sizes)
 
-    def budget(
-        self, tree: Tree, accuracies: Accuracies, candidates: Tree | None = None
-    ) -> DraftBudget:
-        """What decides, step by step, how much of `tree`, or which candidates, are drafted."""
-        return DraftBudget(self.costs, expected_lengths(tree, accuracies), candidates)
-
-    def reason(self, tree: Tree, accuracies: Accuracies) -> str:
-        """The choice and its reason, in words; says if something else is faster."""
-        best = self.pick(tree, accuracies)
+    def reason(self, expected: Sequence[float]) -> str:
+        """The choice and its reason, in words. expected: see `pick`."""
+        best, day = self.pick(expected), self.date[:10]
         if best.nodes == 1:
-            text = self._against(tree, accuracies)
-        else:
-            text = (
-                f"{best.nodes} nodes: {best.tokens:.2f} expected tokens per step at "
-                f"{best.overhead:.2f} times the cost, {best.speedup:.2f} times plain decoding, "
-                f"by step times measured on this device on {self.date[:10]}"
-            )
-            text += self._beyond(best, self.pick(tree, accuracies, long=True))
-        return text + self._bench()
+            return f"{plain_wins(self.costs, expected)} (measured on {day})"
+        return (
+            f"{best.nodes} nodes: {best.tokens:.2f} expected tokens per step at "
+            f"{best.overhead:.2f} times the cost, {best.speedup:.2f} times plain decoding, "
+            f"by step times measured on this device on {day}"
+        )
 
     def summary(self) -> str:
         """The choice and the costs in one line, for the models nobody has loaded now."""
@@ -93,36 +79,6 @@ class Tuning:
         costs = ", ".join(f"{self.costs.overhead(m, length):.2f} at {m}" for m in self.costs.sizes)
         chosen = self.chosen or "no choice was made"
         return f"{chosen}; a step's time over a plain one's by nodes: {costs}"
-
-    def _against(self, tree: Tree, accuracies: Accuracies) -> str:
-        """Why plain decoding was picked."""
-        expected, length = expected_lengths(tree, accuracies), self.costs.lengths[0]
-        others = [m for m in self.costs.sizes if 1 < m <= len(expected)]
-        text = f"plain decoding is faster than Medusa here (measured on {self.date[:10]})"
-        if not others:
-            return f"{text}: every draft costs more than it saves"
-        speed = {m: expected[m - 1] / self.costs.overhead(m, length) for m in others}
-        nodes = max(others, key=lambda m: speed[m])
-        return f"{text}: the best draft, {nodes} nodes, would reach {speed[nodes]:.2f} of its speed"
-
-    def _beyond(self, short: Pick, long: Pick) -> str:
-        if long.nodes == short.nodes or len(self.costs.lengths) == 1:
-            return ""
-        size = "plain decoding" if long.nodes == 1 else f"{long.nodes} nodes"
-        return f"; {size} at {self.costs.lengths[-1]:,} tokens"
-
-    def _bench(self) -> str:
-        """The method that `bench` found faster than Medusa, end to end."""
-        own = self.measured.get("medusa")
-        names = {"plain": "plain decoding", "prompt-lookup": "prompt-lookup"}
-        found = {n: v for n, v in self.measured.items() if n in names and own and v > own}
-        if not found:
-            return ""
-        name = max(found, key=lambda n: found[n])
-        return (
-            f"; bench found {names[name]} faster than Medusa here "
-            f"({found[name]:.0f} against {own:.0f} tokens/s)"
-        )
 
 
 def read(place: TuningKey, parameters: int | None = None) -> Tuning | None:
@@ -166,7 +122,6 @@ def _read(file: Path) -> Tuning | None:
                 tuple(map(float, costs["drafting"])),
             ),
             date=str(values["date"]),
-            measured={str(k): float(v) for k, v in values["measured"].items()},
             chosen=str(values["chosen"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

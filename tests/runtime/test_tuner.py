@@ -27,7 +27,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.step_profiler import SIZES, SLOW, time_steps, warm_ups
 from medusa_chat.runtime.tuner import tune, tune_unless_known, use_tree
 from medusa_chat.trees import tuning_store
-from medusa_chat.trees.auto_tree import auto_tree, candidates, rank_accuracies, source_tree
+from medusa_chat.trees.auto_tree import auto_tree, candidates, expected_tokens, source_tree
 from medusa_chat.trees.pick import pick
 
 CPU = torch.device("cpu")
@@ -201,8 +201,7 @@ def test_measuring_leaves_the_conversation_as_it_was(monkeypatch, loaded, stop_a
 def test_auto_takes_the_tuned_nodes_and_says_why(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
     found = list(tuner.tune(loaded, BRIEF, clock))[-1]
-    source = source_tree(loaded.calibration, 3)
-    best = found.pick(source, rank_accuracies(loaded.calibration))
+    best = found.pick(expected_tokens(loaded.calibration, 3))
     assert best.nodes > 1
     settings, drafter = resolve(loaded, GenerationSettings())
     assert settings.nodes == len(drafter.tree) == loaded.info.nodes == best.nodes
@@ -243,23 +242,6 @@ def test_too_many_nodes_are_still_refused_with_a_tuning():
         auto_tree(None, 3, CPU, (4, "for cpu"), 200, found)
 
 
-def test_a_long_context_is_named_where_its_choice_is_another():
-    found = tuning_store.Tuning(PLACE, 1, costs_of(0.005, per_token=0.0001), "2026-01-01")
-    assert "at 1,100 tokens" in found.reason(TREE, ACCURACIES)
-    flat = tuning_store.Tuning(PLACE, 1, costs_of(0.005), "2026-01-01")
-    assert "tokens;" not in flat.reason(TREE, ACCURACIES)
-    assert "1,100" not in flat.reason(TREE, ACCURACIES)
-
-
-def test_what_bench_found_faster_is_said():
-    found = tuning_store.Tuning(
-        PLACE, 1, costs_of(0.02), "2026-01-01", {"medusa": 90.0, "plain": 60.0}
-    )
-    assert "bench" not in found.reason(TREE, ACCURACIES)
-    worse = replace(found, measured={"medusa": 90.0, "plain": 60.0, "prompt-lookup": 120.0})
-    assert "prompt-lookup faster than Medusa" in worse.reason(TREE, ACCURACIES)
-
-
 # What is kept.
 
 
@@ -290,7 +272,6 @@ def test_another_place_or_size_is_measured_anew():
         lambda v: json.dumps(v)[:-20],
         lambda v: json.dumps(v | {"version": 99}),
         lambda v: json.dumps(v | {"costs": {"sizes": [1], "lengths": [1], "seconds": [[-1]]}}),
-        lambda v: json.dumps(v | {"measured": 3}),
         lambda v: "[" * 60_000,
     ],
 )
@@ -317,14 +298,6 @@ def test_what_was_measured_once_is_not_measured_again(monkeypatch, loaded):
     count = len(clock.steps)
     assert list(tune_unless_known(loaded, lambda: False)) == [loaded.info]
     assert len(clock.steps) == count
-
-
-def test_what_bench_measured_outlives_a_new_timing(monkeypatch, loaded):
-    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
-    measured = {"plain": 9.0, "medusa": 5.0}
-    tuner.apply_tuning(loaded, replace(loaded.tuned, measured=measured))
-    list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
-    assert loaded.tuned.measured == measured
 
 
 def test_a_job_that_comes_ends_the_measurement_at_the_next_step(monkeypatch, loaded):

@@ -15,8 +15,7 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.step_profiler import SIZES, StepProfiler, time_steps
 from medusa_chat.runtime.tuner import tune
-from medusa_chat.trees.auto_tree import rank_accuracies
-from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.trees.auto_tree import expected_tokens
 from medusa_chat.trees.tuning_store import Tuning
 
 RUNS = 3
@@ -38,9 +37,8 @@ def node_counts(context: BenchContext) -> Iterator[Row]:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
         yield row(label, values, "ms", "step of 1 node", by_nodes[1])
-    source, accuracies = context.source, rank_accuracies(loaded.calibration)
-    expected, length = expected_lengths(source, accuracies), tuned.costs.lengths[0]
-    best = tuned.pick(source, accuracies)
+    expected = expected_tokens(loaded.calibration, loaded.info.heads)
+    best, length = tuned.pick(expected), tuned.costs.lengths[0]
     origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
     note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
     values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]

@@ -8,7 +8,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.expected_length import Accuracies, expected_lengths
-from medusa_chat.trees.pick import Pick, pick
+from medusa_chat.trees.pick import Pick, pick, plain_wins
 from medusa_chat.ui.page.tree_view import short
 
 MOST_NODES = 128  # of the curve of searched trees
@@ -51,23 +51,9 @@ def speedup_view(
         best = pick(costs, expected, length)
         points = [[m, short(expected[m - 1] / costs.overhead(m, length))] for m in sizes]
         lines.append({"length": length, "points": points, "best": _pick(best)})
-    return {"lines": lines, "plain": plain_wins(costs, expected)}
-
-
-def plain_wins(costs: StepCosts, expected: Sequence[float]) -> str:
-    """A sentence where plain decoding is predicted to be faster than every draft; else empty."""
-    length = costs.lengths[0]
-    if pick(costs, expected, length).nodes > 1:
-        return ""
-    sizes = [m for m in costs.sizes if 1 < m <= len(expected)]
-    if not sizes:
-        return "Plain decoding is faster here: no draft is cheap enough to pay."
-    speeds = {m: expected[m - 1] / costs.overhead(m, length) for m in sizes}
-    best = max(sizes, key=lambda m: speeds[m])
-    return (
-        f"Plain decoding is faster than Medusa here: the best draft, {best} nodes, would reach "
-        f"{speeds[best]:.2f} of its speed."
-    )
+    is_plain = pick(costs, expected, costs.lengths[0]).nodes == 1
+    words = plain_wins(costs, expected)
+    return {"lines": lines, "plain": f"{words[0].upper()}{words[1:]}." if is_plain else ""}
 
 
 def _pick(best: Pick) -> dict[str, Any]:
