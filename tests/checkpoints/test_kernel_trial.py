@@ -219,7 +219,7 @@ def by_calls(monkeypatch, twins, seconds):
     monkeypatch.setattr(kernel_trial, "cuda_seconds", clock)
 
 
-FAST = [(), ("add_norm",), ("turned", "gated"), ("draw",), ("sums",), tuple(NAMES)]
+FAST = [(), ("add_norm",), ("turned", "gated"), ("draw",), tuple(NAMES)]
 
 
 @pytest.mark.parametrize("fast", FAST)

@@ -25,12 +25,12 @@ IN_LAYERS = {
     "turned": "rotation and cache in one kernel",
     "gated": "the gate in one kernel",
 }
-ON_LOGITS = {"draw": "samples and their noise in one kernel", "sums": "entropies in one kernel"}
+ON_LOGITS = {"draw": "samples and their noise in one kernel"}
 NAMES = IN_LAYERS | ON_LOGITS
 ROWS = (1, 16)  # of steps that they are timed at
 CASES = ((1, True), (5, False), (16, True))  # rows compared, and whether at places of the device
 CACHE, BEFORE = 96, 7  # positions of the cache in a trial, and of the text in it
-LOGITS_OFF = 1e-4  # of a sum from torch's, as a share of the largest; no token is another one
+LOGITS_OFF = 1e-4  # share of samples that are not torch's
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def arguments(
         scores.masked_fill_(scores < -6, -torch.inf)
         place, seed = torch.tensor([99, 2**40 + 3], device=device).split(1)
         depths = torch.arange(rows, device=device) % 4
-        return (scores,) if name == "sums" else (scores, depths, 3, place, seed)
+        return scores, depths, 3, place, seed
     if name == "add_norm":
         norm = nn.RMSNorm(sizes.hidden, 1e-5, device="meta")
         norm.weight = nn.Parameter(draw(sizes.hidden), requires_grad=False)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from support.adopted import adopt_layer_kernels, adopt_row_kernels, adopt_split_attention
+from support.adopted import adopt_draw, adopt_layer_kernels, adopt_split_attention
 from support.fake_device import fake_device
 from support.operators import Operators
 from support.recorded_steps import SETTINGS, TREES, step_of
@@ -29,13 +29,13 @@ FIXED = {  # beside the layers, without and with details
 }
 
 
-def counted(layers, tree, details=False, asked=(), ours=(), rows=(), **options) -> Counter[str]:
+def counted(layers, tree, details=False, asked=(), ours=(), draws=False, **options) -> Counter[str]:
     """Kernels of one step by operator, and by name those of ours, which are counted in `ours`.
-    rows: those that read logits."""
+    draws: whether ours draws."""
     with fake_device():
         asked = dict(asked) | options
         step = step_of("llama", tree, details, num_hidden_layers=layers, **asked)
-        ours = [*ours, adopt_row_kernels(step._backbone, *rows)]
+        ours = [*ours, adopt_draw(step._backbone)] if draws else ours
         step.body()
         for launched in ours:
             launched.clear()
@@ -91,14 +91,13 @@ def test_a_layer_with_all_kernels_launches_six_beside_its_products(monkeypatch, 
 
 @pytest.mark.parametrize("kind", ["sampled", "min-p"])
 @pytest.mark.parametrize("tree", TREES)
-def test_each_kernel_that_reads_logits_takes_the_place_of_several(tree, kind):
+def test_the_kernel_that_reads_logits_takes_the_place_of_many(tree, kind):
     """A draw is four: the place, the kernel, and the choice among the parts of a row. What is left
     out of the scores before it is torch's."""
     asked = TREES[tree], True, SETTINGS[kind]
     whole = counted(2, *asked)
-    for name, less in (("draw", 104), ("sums", 6)):
-        found = counted(2, *asked, rows=[name])
-        assert found[name] == 1 and found.total() == whole.total() - less
+    found = counted(2, *asked, draws=True)
+    assert found["draw"] == 1 and found.total() == whole.total() - 104
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])

@@ -1,4 +1,4 @@
-"""The Triton kernels that read rows of scores; imported only where they are about to run."""
+"""The Triton kernel that draws from rows of scores; imported only where it is about to run."""
 
 import torch
 import triton
@@ -38,27 +38,6 @@ def _draw_kernel(scores, depths, place, seed, best, tokens, size, block: tl.cons
     tl.store(tokens + out, tl.min(tl.where(x == top, c, size - 1), 0))  # a token in any case
 
 
-@triton.jit
-def _sums_kernel(scores, sums, entropies, size, block: tl.constexpr):
-    """log(sum(exp)) of one row, and the entropy of its softmax in nats."""
-    row = tl.program_id(0).to(tl.int64)
-    top = -1e30
-    total = 0.0
-    mean = 0.0  # of score - top, times total
-    for first in range(0, size, block):
-        c = first + tl.arange(0, block)
-        x = tl.load(scores + row * size + c, c < size, -float("inf"))
-        above = tl.maximum(top, tl.max(x, 0))
-        weights = tl.exp(x - above)
-        fade = tl.exp(top - above)
-        mean = (mean + total * (top - above)) * fade
-        mean += tl.sum(tl.where(weights > 0, weights * (x - above), 0.0), 0)
-        total = total * fade + tl.sum(weights, 0)
-        top = above
-    tl.store(sums + row, top + tl.log(total))
-    tl.store(entropies + row, tl.log(total) - mean / total)
-
-
 def draw(
     scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
 ) -> Tensor:
@@ -78,14 +57,3 @@ def draw(
         num_warps=8,
     )
     return tokens.gather(1, best.argmax(1, keepdim=True))[:, 0]
-
-
-def sums(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows.sums: scores [n, V] of any floating dtype -> log(sum(exp)) and entropy in nats, float32
-    [n] each."""
-    rows, size = scores.shape
-    out = torch.empty(2, rows, dtype=torch.float32, device=scores.device)
-    _sums_kernel[(rows,)](
-        scores.float().contiguous(), out[0], out[1], size, block=BLOCK, num_warps=8
-    )
-    return out[0], out[1]
