@@ -1,7 +1,7 @@
 """Draft and Plan: what a step proposes, and what the host knows before; Drafters without heads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.continuation import Continuation
-from medusa_chat.decoding.draft_budget import BOTH
+from medusa_chat.decoding.draft_budget import BOTH, WHOLE
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import ROOT, Tree
 
@@ -97,44 +97,37 @@ def indexed(
     return cut, TreeTensors.of(cut, device), found
 
 
-@lru_cache(maxsize=64)
+def with_chain(
+    tree: Tree, nodes: int, depth: int, tokens: Sequence[int], device: torch.device
+) -> Plan:
+    """The plan of the first `nodes` nodes no deeper than `depth`, which heads fill, and below the
+    root a chain of tokens of the text; for chains of one length with the same `text` each time, for
+    recorded steps read it."""
+    made = _with_chain(tree, nodes, depth, len(tokens), device)
+    assert made.text is not None
+    made.text.copy_(torch.tensor(tokens))
+    return made
+
+
+@lru_cache(maxsize=128)
 @torch.inference_mode(False)  # its `text` is written from anywhere, training included
-def with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
-    """The plan of the first `nodes` nodes no deeper than `depth`, and below the root a chain of
-    `count` tokens of the text; the same one each time, for recorded steps read its `text`."""
+def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
     heads, _, index = indexed(tree, nodes, depth, device)
-    assert index is not None
     own, width = len(heads), tree.width
     parents = (*heads.parents, 0, *range(own, own + count - 1))
-    whole = Tree(parents, (*heads.ranks, width, *[0] * (count - 1)))
+    whole, tensors = shape_of(parents, (*heads.ranks, width, *[0] * (count - 1)), device)
+    root = torch.zeros(1, dtype=torch.long, device=device)
     places = 1 + heads.depth * width + torch.arange(count, device=device)
     return Plan(
         whole,
-        TreeTensors.of(whole, device),
-        index=torch.cat((index, places)),
+        tensors,
+        index=torch.cat((root if index is None else index, places)),
         width=width,
         reason=BOTH,
         heads=heads.depth,
         text=torch.zeros(count, dtype=torch.long, device=device),
         sources=(None, *named("heads", own - 1), *named("text", count)),
     )
-
-
-def text_chain(tokens: Sequence[int], device: torch.device) -> Plan:
-    """The plan of a chain of tokens of the text; for as many tokens with the same `text` each time,
-    for recorded steps read it."""
-    made = _chain(len(tokens), device)
-    assert made.text is not None
-    made.text.copy_(torch.tensor(tokens))
-    return made
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _chain(count: int, device: torch.device) -> Plan:
-    tree, tensors = shape_of((-1, *range(count)), (-1, *[0] * count), device)
-    text = torch.zeros(count, dtype=torch.long, device=device)
-    return Plan(tree, tensors, torch.arange(count + 1, device=device), reason="all", text=text)
 
 
 @lru_cache(maxsize=512)
@@ -206,4 +199,6 @@ class PromptLookup(Autoregressive):
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
         found = self._text.following(min(self.nodes - 1, depth))
-        return text_chain(found, self._device) if found else self._root
+        if not found:
+            return self._root
+        return replace(with_chain(ROOT, 1, 0, found, self._device), reason=WHOLE, sources=())

@@ -14,9 +14,7 @@ from medusa_chat.decoding.draft import (
     Draft,
     Plan,
     indexed,
-    named,
     shape_of,
-    text_chain,
     text_draft,
     with_chain,
 )
@@ -24,7 +22,7 @@ from medusa_chat.decoding.draft_budget import WHOLE, Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import NONE, merge
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.tree import Tree
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
 
 FIXED = (8, 4, 2)  # tokens of a continuation in a tree of fixed shape, at most half of its nodes
@@ -117,9 +115,9 @@ class Medusa:
 
     def _by_text(self, guess: Guess) -> Plan:
         """The plan of a continuation without the heads."""
-        made = text_chain(guess.tokens[: self._allowance.nodes - 1], self._device)
-        sources = (None, *named("text", len(made.tree) - 1))
-        return replace(made, reason=self._allowance.reason, sources=sources)
+        tokens = guess.tokens[: self._allowance.nodes - 1]
+        made = with_chain(ROOT, 1, 0, tokens, self._device)
+        return replace(made, reason=self._allowance.reason)
 
     def _of_fixed_shape(self, guess: Guess, depth: int) -> Plan:
         """The plan of the heads' first nodes and a chain of the text's."""
@@ -128,11 +126,8 @@ class Medusa:
         count = next((n for n in FIXED if n <= most), 0)
         if not count:
             return self._by_heads(depth, False)
-        depth = min(depth, self._widest.depth)
-        found = with_chain(self._widest, nodes - count, depth, count, self._device)
-        assert found.text is not None
-        found.text.copy_(torch.tensor(guess.tokens[:count]))
-        return found
+        depth, tokens = min(depth, self._widest.depth), guess.tokens[:count]
+        return with_chain(self._widest, nodes - count, depth, tokens, self._device)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""

@@ -15,7 +15,7 @@ from support.step_costs import EXPECTED, TREE, costs_of
 from medusa_chat.decoding import continuation as texts
 from medusa_chat.decoding import draft_budget as budgets
 from medusa_chat.decoding.continuation import Continuation, Guess
-from medusa_chat.decoding.draft import PromptLookup, text_chain
+from medusa_chat.decoding.draft import PromptLookup, with_chain
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Prefilled, Step
@@ -443,6 +443,6 @@ def test_a_chain_that_training_asked_for_first_serves_answers():
     """Training answers within inference mode, and what is made there cannot be written outside."""
     device, tokens = torch.device("cpu"), list(range(13))
     with torch.inference_mode():
-        text_chain([0] * len(tokens), device)
-    plan = text_chain(tokens, device)
+        with_chain(ROOT, 1, 0, [0] * len(tokens), device)
+    plan = with_chain(ROOT, 1, 0, tokens, device)
     assert plan.text is not None and plan.text.tolist() == tokens
