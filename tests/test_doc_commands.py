@@ -73,7 +73,7 @@ RUNS = {
     "medusa-chat bench [--study NAME] [--prompts FILE] [--shape 7b|8b] [--layers N] "
     "[--reference DIR] [--medusa-2 DIR] [--draft DIR] [--data FILE] [--rounds N] "
     "[--max-new-tokens N] [--tree NAME] [--json] [--output FILE] [--picture FILE.svg]": [
-        f"bench --study turns --study text {SMALL} --json --output F.json --picture FILE.svg",
+        f"bench --study turns --study host {SMALL} --json --output F.json --picture FILE.svg",
         "bench --study assisted --draft assets/demo/draft " + QUESTIONS,
     ],
     "medusa-chat bench --study NAME --prompts assets/benchmarks/questions.jsonl --output F.json "

@@ -12,7 +12,7 @@ from medusa_chat.bench.studies.assisted import assisted
 from medusa_chat.bench.studies.exactness import exactness
 from medusa_chat.bench.studies.head_shapes import heads
 from medusa_chat.bench.studies.kept_stages import two_stage
-from medusa_chat.bench.studies.latency import memory_and_load, texts, turns
+from medusa_chat.bench.studies.latency import memory_and_load, turns
 from medusa_chat.bench.studies.paper_figures import (
     categories,
     hardware,
@@ -28,7 +28,7 @@ from medusa_chat.bench.studies.reference import reference as reference_study
 from medusa_chat.bench.studies.report import report as report_study
 from medusa_chat.bench.studies.roofline import roofline
 from medusa_chat.bench.studies.speed import PROMPTS, race
-from medusa_chat.bench.studies.step_times import bandwidth, contexts, host_gaps, node_counts
+from medusa_chat.bench.studies.step_times import contexts, host_gaps, node_counts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 
@@ -38,9 +38,7 @@ Study = Callable[[BenchContext], Iterator[Row]]
 STUDIES: dict[str, Study] = {
     "steps": node_counts,
     "speed": race,
-    "bandwidth": bandwidth,
     "turns": turns,
-    "text": texts,
     "load": memory_and_load,
     "context": contexts,
     "host": host_gaps,
@@ -71,7 +69,7 @@ INPUTS = {
     "reference": " --reference DIR",
 }
 WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage")
-OF_SHAPES = ("steps", "bandwidth", "turns", "context", "host")
+OF_SHAPES = ("steps", "turns", "context", "host")
 
 
 def run(
@@ -124,7 +122,7 @@ def run_shape(
     found = found if layers is None else replace(found, layers=layers)
     progress(f"making random weights: {found.name}")
     context = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
-    chosen = _chosen(studies, OF_SHAPES)
+    chosen = _chosen(studies or OF_SHAPES, (*OF_SHAPES, "roofline"))
     rows = [row for name in chosen for row in _rows(name, context)]
     rows.append(
         unmeasured("end to end", "tokens/s", "the output of random weights is not worth timing")

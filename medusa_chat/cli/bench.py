@@ -27,7 +27,7 @@ from medusa_chat.messages import LoadRequest
 if TYPE_CHECKING:
     from medusa_chat.bench import Report
 
-MEASURED = "steps, speed, bandwidth, turns, text, load, context, host"
+MEASURED = "steps, speed, turns, load, context, host"
 ASKING = (  # --prompts
     *("ladder", "trees", "thresholds", "temperatures", "categories", "assisted", "reference"),
     *("head-count", "report", "drafters", "peers", "exactness", "tuner"),

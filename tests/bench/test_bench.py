@@ -65,7 +65,7 @@ def test_every_study_but_the_race_fills_its_rows_on_a_tiny_model(request_of):
     studies = [name for name in STUDIES if name not in ("speed", "load")]
     result = run(request_of, max_new_tokens=8, tree="auto", studies=studies, **QUIET)
     rows = by_name(result)
-    for name in ("step of 1 node", "step of 16 nodes", "read bandwidth", "text of a token"):
+    for name in ("step of 1 node", "step of 16 nodes"):
         assert rows[name]["value"] > 0, name
     assert rows["step of 1 node"]["ratio"] == 1
     assert rows["first token of a later turn"]["against"] == "a bare pass over these 24"
@@ -129,6 +129,11 @@ def test_a_shape_is_measured_without_any_download(monkeypatch):
     assert rows["end to end"]["value"] is None
     assert rows["step of 64 nodes"]["ratio"] > 0
     assert rows["step of 1 node"]["value"] > 0
+
+
+def test_a_shape_has_a_roofline_where_it_is_named():
+    rows = by_name(run_shape(TINY, CPU, layers=1, studies=("roofline",), **QUIET))
+    assert rows["step of 1 node"]["against"] == "the roofline" and "step behind 1k" not in rows
 
 
 def test_a_shapes_weights_are_random_and_decode_as_themselves():

@@ -1,4 +1,4 @@
-"""Studies of what surrounds the steps: "turns", "text" and "load" with its peak memory."""
+"""Studies of what surrounds the steps: "turns", and "load" with its peak memory."""
 
 import multiprocessing
 import sys
@@ -13,7 +13,6 @@ import transformers  # noqa: F401
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.checkpoints.load import load
-from medusa_chat.decoding.detokenizer import TextStream
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
@@ -77,28 +76,6 @@ def _first(context: BenchContext, ids: list[int]) -> float:
     context.synchronise()
     events = engine.generate(ids, engine.drafter(SETTINGS, ROOT), SETTINGS, False)
     return next(event.seconds for event in events if isinstance(event, Prefilled))
-
-
-def texts(context: BenchContext) -> Iterator[Row]:
-    """Microseconds to turn a token into text while it streams, early and late in an answer."""
-    context.progress("text")
-    vocabulary = context.loaded.engine.backbone.vocabulary
-    ids = [(31 * i + 7) % vocabulary for i in range(4096)]
-    early, late = list[float](), list[float]()
-    for _ in range(context.rounds):
-        stream = TextStream(context.loaded.tokenizer)
-        early.append(_push(stream, ids[:512]))
-        _push(stream, ids[512:3584])
-        late.append(_push(stream, ids[3584:]))
-    yield row("text of a token", early, "us")
-    yield row("text of the 4,000th token", late, "us", "text of a token", early)
-
-
-def _push(stream: TextStream, ids: list[int]) -> float:
-    started = perf_counter()
-    for token in ids:
-        stream.push(token)
-    return 1e6 * (perf_counter() - started) / len(ids)
 
 
 def memory_and_load(context: BenchContext) -> Iterator[Row]:

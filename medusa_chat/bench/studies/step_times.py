@@ -1,7 +1,6 @@
-"""Studies of single steps, which need no real text: "steps", "bandwidth", "context", host gaps."""
+"""Studies of single steps, which need no real text: "steps", "context" and host gaps."""
 
 from collections.abc import Iterator
-from statistics import median
 
 import torch
 
@@ -77,26 +76,6 @@ def _beyond(
         return {m: [1e3 * s for s in _times(context, profiler, m, length, RUNS)] for m in sizes}
     finally:
         profiler.leave()
-
-
-def bandwidth(context: BenchContext) -> Iterator[Row]:
-    """The share of the measured read bandwidth that a plain step uses: the bytes it must read, over
-    its time, over the bandwidth."""
-    context.progress("read bandwidth")
-    rates = read_rates(context)
-    profiler = StepProfiler(context.loaded.engine, ROOT)
-    try:
-        seconds = _times(context, profiler, 1, profiler.lengths[0], 10)
-    finally:
-        profiler.leave()
-    count = bytes_read(context.loaded.engine)
-    yield row("read bandwidth", [rate / 1e9 for rate in rates], "GB/s")
-    best = median(rates)
-    shares = [count / best / second for second in seconds]
-    note = f"{count / 1e6:.1f} MB a step"
-    if count < 2**26:
-        note += ": so few bytes may stay in the processor's cache; then this is not a bound"
-    yield row("plain step, of bandwidth", shares, "share", "read bandwidth", None, note)
 
 
 def bytes_read(engine: Engine) -> int:
