@@ -80,12 +80,6 @@ class StudyInputs:
     nodes: Annotated[
         int | None, count("Nodes of the tree in studies of the paper, not the tuner's.", min=2)
     ] = None
-    minutes: Annotated[
-        int | None, count("With --study exactness: ask no further question after N.", min=1)
-    ] = None
-    after: Annotated[
-        int, count("With --study exactness: leave out the first N, asked before.", min=0)
-    ] = 0
     draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
     data: Annotated[Path | None, file_path("Conversations for studies that train.")] = None
     reference: Annotated[

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from medusa_chat.bench.harness.answers import page_run, questions, spread, spread_order
+from medusa_chat.bench.harness.answers import questions, spread
 from medusa_chat.bench.harness.hf_baseline import matching_baseline
 from medusa_chat.bench.studies import exactness
 from medusa_chat.bench.studies.exactness import (
@@ -27,43 +27,6 @@ def test_a_precision_that_is_asked_for_is_the_only_one(study, request_of, monkey
     monkeypatch.setattr(exactness, "LONG", 60)
     named = study("exactness", replace(request_of, precision="bf16"), questions=1)
     assert named and all(name.startswith("bf16, ") for name in named)
-
-
-def test_after_its_minutes_no_question_is_asked(study, monkeypatch):
-    """The first of each kind is asked whatever it takes, so that no row is empty."""
-    monkeypatch.setattr(exactness, "LONG", 60)
-    named = study("exactness", questions=3, minutes=1e-6)
-    assert {row["unit"] for row in named.values()} == {"of 1"}
-
-
-def test_a_second_run_asks_what_the_first_had_no_time_for(study, request_of, monkeypatch):
-    """Together the two ask each question; a kind of which none is left has no rows."""
-    monkeypatch.setattr(exactness, "LONG", 60)
-    monkeypatch.setattr(exactness, "LONG_COUNT", 1)
-    asked = []
-
-    def spy(context, question, settings, **more):
-        asked.append(question.ids)
-        return page_run(context, question, settings, **more)
-
-    monkeypatch.setattr(exactness, "page_run", spy)
-    of = replace(request_of, precision="bf16")
-    study("exactness", of, questions=3, minutes=1e-6)
-    first = set(map(tuple, asked))
-    asked.clear()
-    rows = study("exactness", of, questions=3, after=1)
-    second = set(map(tuple, asked))
-    assert {row["unit"] for row in rows.values()} == {"of 2"}
-    assert len(rows) == len(MODES) * len(DRAFTERS)
-    assert len(second) == 2 and not first & second
-
-
-@pytest.mark.parametrize("count", [1, 5, 80])
-def test_the_first_questions_are_spread_over_the_file(count):
-    order = spread_order(count)
-    assert sorted(order) == list(range(count))
-    if count == 80:
-        assert {place // 20 for place in order[:8]} == {0, 1, 2, 3}
 
 
 def test_both_precisions_and_long_prompts_are_the_same(study, request_of, monkeypatch):

@@ -19,7 +19,6 @@ from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
-GOLDEN = (5**0.5 - 1) / 2
 T = TypeVar("T")
 AnswerFunction = Callable[[Question], Run | None]
 
@@ -51,11 +50,6 @@ def spread(values: Sequence[T], count: int | None) -> list[T]:
     """`count` of the values, evenly spread; all of them where they are fewer, or for None."""
     kept = min(count or len(values), len(values))
     return [values[place * len(values) // kept] for place in range(kept)]
-
-
-def spread_order(count: int) -> list[int]:
-    """0 to count - 1 so that the first few are spread evenly, however few they are."""
-    return sorted(range(count), key=lambda number: (number * GOLDEN) % 1.0)
 
 
 def rotated(values: Sequence[T], number: int) -> list[T]:

@@ -40,9 +40,8 @@ class BenchContext:
     folder of a draft model for assisted generation. data: conversations for the studies that train.
     reference: a checkout of the paper's own code. medusa_2: a checkpoint of `train --method
     medusa-2` for the ladder. llama_cpp, vllm: Python of their environments; vllm_heads: a
-    checkpoint whose heads vLLM can read. minutes: after which "exactness" asks no further
-    question; after: how many of each kind it leaves out first. settings: acceptance and temperature
-    of the report's answers; report: where these are kept."""
+    checkpoint whose heads vLLM can read. settings: acceptance and temperature of the report's
+    answers; report: where these are kept."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -61,8 +60,6 @@ class BenchContext:
     llama_cpp: Path | None = None
     vllm: Path | None = None
     vllm_heads: Path | None = None
-    minutes: float | None = None
-    after: int = 0
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     report: Report | None = None
 

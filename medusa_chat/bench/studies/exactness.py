@@ -4,8 +4,7 @@ Greedily and with a seed, in fp32 and bf16; and greedily in fp32 these are trans
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from time import monotonic
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from medusa_chat.bench.harness.answers import (
     parting,
     question_of,
     questions,
-    spread_order,
 )
 from medusa_chat.bench.harness.context import BenchContext, read_model
 from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
@@ -47,68 +45,40 @@ class Difference(NamedTuple):
     gap: float | None
 
 
-class Part(NamedTuple):
-    """Questions of one kind, answered in one precision and mode."""
-
-    name: str
-    context: BenchContext
-    asked: Sequence[Question]
-    settings: GenerationSettings
-
-
 def exactness(context: BenchContext) -> Iterator[Row]:
     """Rows of how many answers are the same, of the file's questions and of long prompts made of
     them; each difference is in the note of its row. In both precisions, or in that of
-    --precision. With --minutes the questions asked by then count, spread over the file; with
-    --after those that an earlier run had no time for."""
-    asked_for, started = context.request.precision, monotonic()
+    --precision."""
+    asked_for = context.request.precision
     for precision in PRECISIONS if asked_for == "auto" else (asked_for,):
         of = context
         if context.loaded.info.precision != precision:
             request = replace(context.request, precision=precision)
             of = replace(context, request=request, loaded=read_model(request, context.progress))
-        yield from _measured(of, started)
+        kinds = {"": questions(of), f", {LONG} tokens of prompt": long_questions(of)}
+        for (words, asked), (mode, settings) in product(kinds.items(), MODES.items()):
+            yield from _rows(of, f"{precision}, {mode}{words}", asked, settings)
 
 
-def _measured(context: BenchContext, started: float) -> Iterator[Row]:
-    """The rows of one precision, whose questions of every kind are asked in turn."""
-    precision = context.loaded.info.precision
-    kinds = {"": questions(context), f", {LONG} tokens of prompt": long_questions(context)}
-    parts = [
-        Part(f"{precision}, {mode}{kind}", context, asked, settings)
-        for kind, asked in kinds.items()
-        for mode, settings in MODES.items()
-    ]
-    found: list[dict[str, list[Run]]] = [
-        {drafter: [] for drafter in ("none", *DRAFTERS)} for _ in parts
-    ]
-    for turn in range(context.after, max(len(part.asked) for part in parts)):
-        for part, runs in zip(parts, found, strict=True):
-            is_over = context.minutes and monotonic() - started > 60 * context.minutes
-            if turn >= len(part.asked) or (is_over and turn > context.after):
-                continue
-            context.progress(f"{part.name}: question {turn + 1} of {len(part.asked)}")
-            question = part.asked[spread_order(len(part.asked))[turn]]
-            for drafter, one in answers(part.context, [question], part.settings).items():
-                runs[drafter] += one
-    baseline = matching_baseline(context) if precision == "fp32" else None
-    for part, runs in zip(parts, found, strict=True):
-        if runs["none"]:
-            yield from _rows(part, runs, baseline if part.settings.is_greedy else None)
-
-
-def _rows(part: Part, runs: dict[str, list[Run]], baseline: HFBaseline | None) -> Iterator[Row]:
-    plain, order = runs["none"], spread_order(len(part.asked))[part.context.after :]
-    put = partial(_row, answers=len(plain), order=order)
+def _rows(
+    context: BenchContext, name: str, asked: Sequence[Question], settings: GenerationSettings
+) -> Iterator[Row]:
+    """The rows of questions of one kind, in one precision and mode."""
+    context.progress(name)
+    runs = answers(context, asked, settings)
+    plain = runs["none"]
     for drafter in DRAFTERS:
-        found = differences(part.context, plain, runs[drafter], part.settings)
+        found = differences(context, plain, runs[drafter], settings)
         steps = sum(run.steps for run in runs[drafter])
         rate = sum(run.stepped for run in runs[drafter]) / max(steps, 1)
-        yield put(f"{part.name}: {drafter}", found, f"{rate:.2f} tokens a step")
-    if baseline is not None:
-        part.context.progress(f"{part.name}: transformers")
-        found = differences_from(baseline, plain)
-        yield put(f"{part.name}: transformers", found, "its pass over prompt and answer")
+        yield _row(f"{name}: {drafter}", found, f"{rate:.2f} tokens a step", len(plain))
+    if context.loaded.info.precision != "fp32" or not settings.is_greedy:
+        return
+    context.progress(f"{name}: transformers")
+    baseline = matching_baseline(context)
+    assert baseline is not None
+    found = differences_from(baseline, plain)
+    yield _row(f"{name}: transformers", found, "its pass over prompt and answer", len(plain))
 
 
 def answers(
@@ -117,7 +87,8 @@ def answers(
     """Every question's answer by every drafter, "none" first, as the page gives it; a prompt is
     read once for all. Raises ContextError for one without space."""
     found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
-    for question in asked:
+    for number, question in enumerate(asked, start=1):
+        context.progress(f"question {number} of {len(asked)}")
         for drafter, runs in found.items():
             nodes = None if drafter == "none" else context.nodes or NODES
             wanted = replace(settings, drafter=drafter, nodes=nodes)
@@ -190,14 +161,11 @@ def long_questions(context: BenchContext) -> list[Question]:
     return found
 
 
-def _row(
-    name: str, found: Sequence[Difference], note: str, answers: int, order: Sequence[int]
-) -> Row:
-    """How many of the answers are the same, and where the others part. order: the places in the
-    file of the questions in the order they were asked in."""
+def _row(name: str, found: Sequence[Difference], note: str, answers: int) -> Row:
+    """How many of the answers are the same, and where the others part."""
     ties = sum(one.gap is not None and abs(one.gap) < TIE for one in found)
     said = [note, f"{len(found)} differ, {ties} of them at a tie"] if found else [note]
     for one in found:
         gap = "one ends there" if one.gap is None else f"gap {one.gap:.2g}"
-        said.append(f"question {order[one.question] + 1}, token {one.token + 1}: {gap}")
+        said.append(f"question {one.question + 1}, token {one.token + 1}: {gap}")
     return row(name, [answers - len(found)], f"of {answers}", note="; ".join(said))
