@@ -1,9 +1,7 @@
-"""Rows about answers: tokens a step, speed, and what can be said of their quality."""
+"""Rows about answers: tokens a step, speed, and how probable their texts are."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from math import fsum
-from statistics import fmean
 
 import torch
 
@@ -28,14 +26,6 @@ def speed(name: str, runs: Sequence[Run], baseline: Sequence[Run], against: str 
     return row(name, ours, "tokens/s", against, theirs)
 
 
-def quality(context: BenchContext, name: str, runs: Sequence[Run]) -> Iterator[Row]:
-    """What can be measured of answers without a judge: how probable and how varied they are."""
-    yield row(f"{name}: log-likelihood", likelihood(context, runs), "nats/token")
-    values = distinct_pairs(runs)
-    if values:
-        yield row(f"{name}: distinct-2", [fmean(values)], "share")
-
-
 def likelihood(context: BenchContext, runs: Sequence[Run]) -> list[float]:
     """For each answer the mean log-probability of its tokens under the backbone at temperature 1,
     in nats."""
@@ -50,14 +40,4 @@ def likelihood(context: BenchContext, runs: Sequence[Run]) -> list[float]:
             logits = engine.backbone.lm_head(states_of(engine, ids)[first - 1 : -1]).float()
             chosen = logits.log_softmax(-1).gather(1, ids[first:, None])
             found.append(float(chosen.mean()))
-    return found
-
-
-def distinct_pairs(runs: Sequence[Run]) -> list[float]:
-    """For each answer the share of its pairs of tokens that are different; one token has none."""
-    found = []
-    for run in runs:
-        pairs = list(pairwise(run.tokens))
-        if pairs:
-            found.append(len(set(pairs)) / len(pairs))
     return found

@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import mul
 
 from medusa_chat.bench.harness import answers
-from medusa_chat.bench.harness.answer_rows import per_step, quality, speed
+from medusa_chat.bench.harness.answer_rows import likelihood, per_step, speed
 from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions
 from medusa_chat.bench.harness.context import BenchContext, with_checkpoint
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
@@ -121,8 +121,8 @@ def dense_widths(tree: Tree) -> str:
 
 
 def thresholds(context: BenchContext) -> Iterator[Row]:
-    """Figure 5: tokens a step and quality by epsilon at temperature 0.7 with delta = sqrt(epsilon),
-    against random sampling and greedy decoding."""
+    """Figure 5: tokens a step and how probable the texts are by epsilon, at temperature 0.7 with
+    delta = sqrt(epsilon), against random sampling and greedy decoding."""
     tree = context.chosen_tree
     warm = GenerationSettings(temperature=WARM)
     variants = {"plain, greedy": Variant(GREEDY), "plain, random sampling": Variant(warm)}
@@ -137,7 +137,7 @@ def thresholds(context: BenchContext) -> Iterator[Row]:
     for name, runs in answers.answer_all(context, questions(context), variants).items():
         if len(variants[name].tree) > 1:
             yield per_step(name, runs)
-        yield from quality(context, name, runs)
+        yield row(f"{name}: log-likelihood", likelihood(context, runs), "nats/token")
 
 
 def temperatures(context: BenchContext) -> Iterator[Row]:
