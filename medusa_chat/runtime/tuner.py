@@ -57,25 +57,18 @@ def _applied(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
     place = tuning_key(info.name, info.backbone, info.precision, device)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     loaded.tuned = Tuning(place, info.parameters, costs, date)
+    with suppress(OSError):  # a disk that is full or read-only: the next load measures again
+        write(loaded.tuned)
     _choose_tree(loaded)
     return loaded.tuned
 
 
 def _choose_tree(loaded: LoadedModel) -> None:
-    """Choose the auto tree by the calibration and the tuning that the model has now, and keep the
-    tuning on disk.
-
-    A disk that is full or read-only is no error: the next load measures again.
-    """
-    info, tuned = loaded.info, loaded.tuned
+    """Choose the auto tree by the calibration and the tuning that the model has now."""
     loaded.trees.clear()
     tree, why = loaded.auto_tree()
-    if tuned is not None:
-        loaded.tuned = replace(tuned, chosen=why)
-        with suppress(OSError):
-            write(loaded.tuned)
     loaded.budget = None
-    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
+    loaded.info = replace(loaded.info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
 
 
 def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:

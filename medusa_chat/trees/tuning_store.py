@@ -39,16 +39,13 @@ class TuningKey:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Step costs of one place. parameters: of the backbone, to know another model of that name.
-
-    date: ISO, in UTC. chosen: what followed from it when it was written, and why (`reason`).
-    """
+    """Step costs of one place. parameters: of the backbone, to know another model of that name;
+    date: ISO, in UTC."""
 
     place: TuningKey
     parameters: int
     costs: StepCosts
     date: str
-    chosen: str = ""
 
     def pick(self, expected: Sequence[float]) -> Pick:
         """How many of a tree's first nodes pay best behind the short text. expected[m - 1]: tokens
@@ -74,11 +71,10 @@ class Tuning:
         )
 
     def summary(self) -> str:
-        """The choice and the costs in one line, for the models nobody has loaded now."""
+        """The costs in one line."""
         length = self.costs.lengths[0]
         costs = ", ".join(f"{self.costs.overhead(m, length):.2f} at {m}" for m in self.costs.sizes)
-        chosen = self.chosen or "no choice was made"
-        return f"{chosen}; a step's time over a plain one's by nodes: {costs}"
+        return f"a step's time over a plain one's by nodes: {costs} ({self.date[:10]})"
 
 
 def read(place: TuningKey, parameters: int | None = None) -> Tuning | None:
@@ -122,7 +118,6 @@ def _read(file: Path) -> Tuning | None:
                 tuple(map(float, costs["drafting"])),
             ),
             date=str(values["date"]),
-            chosen=str(values["chosen"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
