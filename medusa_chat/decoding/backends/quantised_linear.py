@@ -19,9 +19,13 @@ BUCKETS = (8, 16, 32, 64)  # rows at most, of each program
 
 class QuantisedLinear(nn.Module, ABC):
     """Our product of up to 64 rows with weights of `bits` bits, for the numbers of rows in
-    `buckets`; `many` for all others. [..., K] -> [..., N]; shape: N, K."""
+    `buckets`; `many` for all others. [..., K] -> [..., N]; shape: N, K. codes and scales: as
+    kernels/products.py takes them; bias: [N] or None."""
 
     bits: int
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor | None
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
@@ -35,21 +39,16 @@ class QuantisedLinear(nn.Module, ABC):
 
     def own(self, hidden: Tensor) -> Tensor:
         """[..., K] -> [..., N] of the same dtype by our kernel, for 1 to 64 rows."""
-        codes, scales, bias = self.weights()
         x = hidden.reshape(-1, hidden.shape[-1]).to(self.compute_dtype or hidden.dtype)
-        out = run(codes, scales, x.contiguous(), self.bits)
-        if bias is not None:
-            out = out + bias.to(out.dtype)
+        out = run(self.codes, self.scales, x.contiguous(), self.bits)
+        if self.bias is not None:
+            out = out + self.bias.to(out.dtype)
         whole: Tensor = out.unflatten(0, hidden.shape[:-1])
         return whole.to(hidden.dtype)
 
     @abstractmethod
     def many(self, hidden: Tensor) -> Tensor:
         """The same for any number of rows."""
-
-    @abstractmethod
-    def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Codes and scales as kernels/products.py takes them, and the bias [N]."""
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
@@ -68,19 +67,17 @@ class Nf4Linear(QuantisedLinear):
         if state.nested:  # decoded once, for both
             state.absmax, state.nested, state.state2 = absmax(state), False, None
         self.stock = linear
+        self.codes, self.scales = linear.weight.data, state.absmax
+        self.bias = None if linear.bias is None else linear.bias.data
 
     def many(self, hidden: Tensor) -> Tensor:
         """See QuantisedLinear."""
         out: Tensor = self.stock(hidden)
         return out
 
-    def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See QuantisedLinear."""
-        return self.stock.weight.data, self.stock.weight.quant_state.absmax, self.stock.bias
-
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """See QuantisedLinear."""
+        """See QuantisedLinear; bitsandbytes sets it at the first call."""
         found: torch.dtype | None = self.stock.compute_dtype
         return found
 
@@ -94,9 +91,6 @@ class Int8Linear(QuantisedLinear):
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__(codes.shape)
-        self.codes: Tensor
-        self.scales: Tensor
-        self.bias: Tensor | None
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
@@ -106,10 +100,6 @@ class Int8Linear(QuantisedLinear):
         whole = torch.empty_like(self.codes, dtype=hidden.dtype)
         torch.mul(self.codes, self.scales[:, None] / 127, out=whole)
         return F.linear(hidden, whole, None if self.bias is None else self.bias.to(hidden.dtype))
-
-    def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See QuantisedLinear."""
-        return self.codes, self.scales, self.bias
 
 
 def take_int8(model: nn.Module) -> None:

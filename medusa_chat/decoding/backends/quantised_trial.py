@@ -54,7 +54,7 @@ def use_where_faster(model: nn.Module, dtype: torch.dtype, timer: Timer) -> list
 def measure(linear: QuantisedLinear, dtype: torch.dtype, timer: Timer) -> frozenset[int]:
     """The buckets for which our kernel is faster than what else the linear does with rows in
     `dtype`, on its device; the first serves plain decoding's one row, too."""
-    codes, faster = linear.weights()[0], []
+    codes, faster = linear.codes, []
     dtype, (outputs, inputs) = linear.compute_dtype or dtype, linear.shape
     if outputs < LEAST_OUTPUTS or inputs % BLOCK:
         return frozenset()

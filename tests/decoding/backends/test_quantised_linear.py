@@ -33,7 +33,8 @@ def test_the_reference_multiplies_by_what_bitsandbytes_dequantises(seed, dtype):
         wanted = weights_of(linear)
         found = quantised_trial.decoded(linear.weight.data, absmax(state), outputs, inputs)
         assert torch.equal(found.to(dtype), wanted)  # to the last bit
-        codes, scales, bias = Nf4Linear(linear).weights()
+        made = Nf4Linear(linear)
+        codes, scales, bias = made.codes, made.scales, made.bias
         assert quantised_trial.decoded(codes, scales, outputs, inputs).equal(found)
         assert bias is None and weights_of(linear).equal(wanted)  # also by bitsandbytes
 
