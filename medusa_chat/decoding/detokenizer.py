@@ -6,7 +6,6 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from medusa_chat.decoding.events import (
-    DraftRecord,
     Finished,
     Prefilled,
     Reading,
@@ -131,7 +130,9 @@ def with_text(
             else:
                 steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
                 path = event.path[: len(fresh) + 1] if stream.is_stopped else event.path
-                draft = event.draft and _named(event.draft, texts)
+                draft = event.draft
+                if draft is not None:
+                    draft = changed(draft, texts=tuple(map(texts, draft.tokens)))
                 yield changed(event, token_ids=tuple(fresh), text=text, path=path, draft=draft)
         if stream.is_stopped or is_last:
             events.close()
@@ -152,8 +153,3 @@ def _push(stream: TextStream, ids: Sequence[int]) -> tuple[list[int], str]:
         used.append(token)
         text += stream.push(token)
     return used, text
-
-
-def _named(draft: DraftRecord, texts: TokenTexts) -> DraftRecord:
-    """The draft with the text of every node."""
-    return changed(draft, texts=tuple(map(texts, draft.tokens)))

@@ -66,10 +66,9 @@ def _require(
         raise UsageError(
             "the text has tokens outside the loaded model's vocabulary: load the one that wrote it"
         )
-    if not 0 <= head <= (len(heads) if heads else 0):
-        raise UsageError(
-            f"the loaded model has no Medusa head {head}: it has {len(heads) if heads else 0}"
-        )
+    known = len(heads) if heads else 0
+    if not 0 <= head <= known:
+        raise UsageError(f"the loaded model has no Medusa head {head}: it has {known}")
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

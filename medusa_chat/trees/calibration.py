@@ -46,14 +46,12 @@ class Calibration:
         """The shortlist for a backbone of so many tokens; empty where it is of no use there, and a
         sentence that says why."""
         if not all(0 <= token < vocabulary for token in self.shortlist):
-            return (), [
-                "the calibration's shortlist is ignored: it has tokens outside the vocabulary"
-            ]
-        if 2 * len(self.shortlist) > vocabulary:
-            return (), [
-                "the calibration's shortlist is ignored: it covers over half of the vocabulary"
-            ]
-        return self.shortlist, []
+            why = "it has tokens outside the vocabulary"
+        elif 2 * len(self.shortlist) > vocabulary:
+            why = "it covers over half of the vocabulary"
+        else:
+            return self.shortlist, []
+        return (), [f"the calibration's shortlist is ignored: {why}"]
 
     @classmethod
     def read(cls, file: Path) -> "Calibration":

@@ -25,9 +25,9 @@ class PackedLinear(nn.Module):
     """A linear whose weight is in oneDNN's layout, converted once instead of at every call
     (CPU)."""
 
-    def __init__(self, linear: nn.Linear, rows: int = 16) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 16)  # rows
         self.bias = linear.bias
         self.weight = linear.weight  # shared with the embedding where those are tied
 
