@@ -5,8 +5,7 @@ from math import isfinite
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
-from medusa_chat.trees.expected_length import Accuracies
-from medusa_chat.trees.greedy_search import likeliest
+from medusa_chat.trees.expected_length import Accuracies, likeliest
 
 
 def search_tree(accuracies: Accuracies, nodes: int) -> Tree:

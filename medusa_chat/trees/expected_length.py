@@ -1,6 +1,7 @@
-"""Expected length: tokens that a step with a tree brings, by the heads' accuracies. No torch."""
+"""Expected length: what a tree brings by the heads' accuracies, and which brings most. No torch."""
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import accumulate
 from math import prod
 
@@ -30,3 +31,27 @@ def expected_lengths(tree: Tree, accuracies: Accuracies) -> tuple[float, ...]:
         )
     values = (node_value(choice, accuracies) for choice in tree.choices[1:])
     return tuple(accumulate(values, initial=1.0))
+
+
+def likeliest(accuracies: Accuracies, nodes: int) -> Tree:
+    """The tree of at most `nodes` nodes, the root counted, with the longest expected path.
+
+    accuracies: a row for each depth that it may have. Nodes are added by falling value, the
+    product of the accuracies along their path, which is never above the parent's, so the first m of
+    them are the best tree of m nodes. Nodes of value 0 are left out.
+    """
+    frontier: list[tuple[float, int, Choice]] = []
+    choices: list[Choice] = []
+
+    def push(above: Choice, probability: float) -> None:
+        if len(above) < len(accuracies):
+            for rank, accuracy in enumerate(accuracies[len(above)]):
+                if (value := probability * accuracy) > 0:
+                    heappush(frontier, (-value, len(above), (*above, rank)))
+
+    push((), 1.0)
+    while frontier and len(choices) < nodes - 1:
+        negative, _, choice = heappop(frontier)
+        choices.append(choice)
+        push(choice, -negative)
+    return Tree.from_choices(choices)

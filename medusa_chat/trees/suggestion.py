@@ -6,8 +6,7 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import PersonalTree, TreeFacts
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
-from medusa_chat.trees.expected_length import Accuracies, expected_lengths
-from medusa_chat.trees.greedy_search import likeliest
+from medusa_chat.trees.expected_length import Accuracies, expected_lengths, likeliest
 from medusa_chat.trees.pick import Pick, pick
 
 LEAST_STEPS = 200  # counted before a tree is searched

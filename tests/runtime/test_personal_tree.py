@@ -15,8 +15,7 @@ from medusa_chat.messages import LoadRequest, PersonalTree, TreeFacts
 from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
-from medusa_chat.trees.expected_length import expected_lengths
-from medusa_chat.trees.greedy_search import likeliest
+from medusa_chat.trees.expected_length import expected_lengths, likeliest
 from medusa_chat.trees.shapes import cartesian
 from medusa_chat.trees.suggestion import GAIN, suggest_tree
 
