@@ -115,10 +115,8 @@ function measured() {
 
 function drawFacts() {
   const verdict = make("p", "compare-verdict", race.verdict);
-  const said = `These figures are ${gpuWords(paceNow())}. The prompt counts as one plain step.`;
-  const words = make("p", "compare-notes modelled-words", said);
   verdict.classList.toggle("slower", race.is_slower);
-  facts.replaceChildren(verdict, ...(isGpuClock() ? [words] : []), badge(), equation());
+  facts.replaceChildren(verdict, badge(), equation());
   facts.append(make("p", "compare-notes measured-words", measured()), table());
   facts.append(make("p", "compare-notes", result.how));
 }

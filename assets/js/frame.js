@@ -12,6 +12,7 @@ const edges = draw("g", { "aria-hidden": "true" });
 const taken = draw("path", { class: "edge accepted", "aria-hidden": "true" });
 const names = draw("g", { "aria-hidden": "true" });
 const nodes = draw("g", { role: "group" });
+const follower = makeFollower(); // the model's own token behind the path
 const legend = make("div", "legend");
 const fold = button("fold", "", () => {
   wantsFold = !isFolded();
@@ -28,7 +29,7 @@ const single = make("p", "single");
 const hollow = make(
   "p",
   "hollow",
-  "No step yet. Send a message: the tree of candidate tokens of every step is drawn here.",
+  "Send a message: every step is drawn here, what the heads guess and which guesses the model accepts.",
 );
 const tip = withRole(make("div", "tip"), "tooltip");
 hide(tip, true);
@@ -38,9 +39,9 @@ const viewButtons = ["tree", "mask"].map((name) => {
   node.title = title;
   return views.appendChild(node);
 });
-svg.append(names, edges, taken, nodes);
+svg.append(names, edges, follower.group, taken, nodes);
 box.append(svg);
-picture.append(box, single, maskBox, legend);
+picture.append(legend, box, single, maskBox);
 area.append(picture, card);
 facing.append(head, views);
 root.replaceChildren(figures, plain, facing, area, hollow, timeline, facts, chartBox, tip);

@@ -29,7 +29,7 @@ function modelledWords(of, whose) {
 // The words of it, with a space behind them; empty where it is not slower.
 function slowWords(of) {
   const times = slowness(of);
-  return times > 1 ? `Shown ${times} times slower, at most six steps a second. ` : "";
+  return times > 1 ? `Shown ${times} times slower. ` : "";
 }
 
 // The pace that this browser keeps, where it is one.

@@ -123,5 +123,5 @@ function flagOf(side) {
   const other = race.sides.find((one) => one !== side);
   if (side.total_ms >= other.total_ms) return "finished";
   if (!race.is_same_length) return "⚑ finished first";
-  return `⚑ finished first, ${(other.total_ms / side.total_ms).toFixed(1)}× faster`;
+  return `⚑ finished first, in ${time(side.total_ms)} for ${time(other.total_ms)}`;
 }

@@ -56,6 +56,7 @@ function scaleOf(rows, chip) {
 // Pixels that the longest token of the step needs, with its mark, at FONT.
 function neededWidth(step, drawn) {
   const needs = drawn.map((node) => widthOf(step.text[node]) + widthOf(markOf(step, node)));
+  needs.push(widthOf(step.next || "") + widthOf(NEXT));
   return Math.ceil((Math.max(...needs) / scale + 18) / 6) * 6;
 }
 
@@ -81,7 +82,7 @@ function lay(step, drawn, width) {
   const pitch = Math.max(least, Math.min(196 * scale, fits));
   const chip = pitch - gap;
   const wide = Math.ceil(pitch * columns - gap + 2);
-  const head = TOP * scale;
+  const head = TOP * scale + ROW_HIGH; // the first row is the follower's
   const high = head + rows * ROW_HIGH + 2;
   tallest = Math.max(tallest, high); // what stands below must not jump from step to step
   picture.style.minHeight = `${tallest}px`; // nor where a step has no tree
@@ -102,9 +103,10 @@ function lay(step, drawn, width) {
     const line = node ? edge(node) : "";
     const path = node ? edges.appendChild(draw("path", { class: "edge", d: line })) : null;
     chips[node] = { ...makeChip(node, depth[node] * pitch + 1, top(node), chip), line, path };
-    chips[node].row = row[node];
-    chips[node].depth = depth[node];
+    Object.assign(chips[node], { row: row[node], depth: depth[node], at: top(node) + HIGH / 2 });
   });
+  follower.places = Array.from({ length: columns }, (_, column) => column * pitch + 1);
+  Object.assign(follower, { gap, chip });
   if (!chips[active]) active = 0;
   chips[active].group.setAttribute("tabindex", "0");
   if (hadFocus) chips[active].group.focus({ preventScroll: true });
@@ -120,6 +122,18 @@ function makeChip(node, x, y, wide) {
   group.append(frame, bar, text, rank, mark);
   nodes.append(group);
   return { group, bar, text, rank, mark, x, wide };
+}
+
+function makeFollower() {
+  const group = draw("g", { class: "follower" });
+  const parts = {
+    line: draw("path", { class: "edge following", "aria-hidden": "true" }),
+    frame: draw("rect", { class: "frame", rx: 3.5 }),
+    text: draw("text", { class: "token" }),
+    mark: draw("text", { class: "mark" }, NEXT),
+  };
+  group.append(draw("title", {}, "the model's own next token, behind the accepted path"), ...Object.values(parts));
+  return { group, ...parts };
 }
 
 // ---- one step: texts, states and marks into the places ----
@@ -149,12 +163,30 @@ function fill(step) {
     chip.group.classList.toggle("chosen", Boolean(asked) && asked.node === node && asked.step === step.index);
   });
   taken.setAttribute("d", path);
+  follow(step);
   set(svg, { "data-step": step.index, "data-answer": data.answer });
   svg.setAttribute(
     "aria-label",
     `Step ${step.index + 1}: ${step.accepted} of ${step.parent.length - 1} draft tokens accepted. ` +
-      `Path: ${pathWords(step)}`,
+      `Path: ${pathWords(step)}${step.next ? `, then ${quoted(step.next)}` : ""}`,
   );
+}
+
+// In the first row, a column behind the path's last node, or over it in the last column.
+function follow(step) {
+  const { group, line, frame, text, mark, places, gap, chip } = follower;
+  const last = chips[step.state.lastIndexOf("a")];
+  const isKnown = step === shown && Boolean(step.next); // with another rule it might be another token
+  group.toggleAttribute("hidden", !isKnown);
+  if (!isKnown) return;
+  const [column, high] = [Math.min(last.depth + 1, places.length - 1), CHIP * scale];
+  const [x, y] = [places[column], TOP * scale];
+  const above = `M${x + chip / 2} ${last.at}V${y + high}`;
+  set(line, { d: column > last.depth ? branch(x, gap, last.at, y + high / 2) : above });
+  set(frame, { x, y, width: chip, height: high });
+  set(text, { x: x + 4, y: y + LINE * scale });
+  set(mark, { x: x + chip - 4, y: y + LINE * scale });
+  say(text, cut(step.next, chip - 13 - widthOf(NEXT)));
 }
 
 // Sentences for each node: once a step stands still, not 15 times a second.
@@ -183,7 +215,8 @@ function drawHead(step) {
     accepted.title = "the drafted tokens of the accepted path, and the model's own next token";
     parts.push(accepted);
   } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));
-  parts.push(make("span", "", `${number(step.ms, 1)} ms${stepSplit(step)}`));
+  // at the pace of a GPU a time of this machine would contradict the tiles
+  if (!modelledFigures(data.figures)) parts.push(make("span", "", `${number(step.ms, 1)} ms${stepSplit(step)}`));
   if (step !== shown) {
     const rule = `ε ${asIf.epsilon}, δ ${asIf.delta.toFixed(3)}`;
     parts.push(make("span", "as-if", `as it would have been with ${rule}; it was ${shown.accepted}+1`));
@@ -215,18 +248,19 @@ function drawLegend(step) {
     node.append(make("i", "sample", mark), text);
     return node;
   };
-  const passed = isTypical(step) ? "accepted: margin over the threshold" : `accepted: = ${own(data)}`;
-  const failed = isTypical(step) ? "tested, rejected: margin below it" : "tested, rejected: its probability";
-  const key = `${passed}|${isFolded()}|${step.state}|${step.q === null}|${step.source}`;
+  const passed = isTypical(step) ? "accepted: over the threshold" : `accepted: ${own(data)}`;
+  const failed = isTypical(step) ? "rejected: below it" : "rejected: its probability";
+  const key = `${passed}|${isFolded()}|${step.state}|${step.q === null}|${step.source}|${!step.next}`;
   if (legend.dataset.key === key) return;
   legend.dataset.key = key;
   const parts = [item("accepted", "✓", passed), item("rejected", "✗", failed)];
-  if (!isFolded()) parts.push(item("unreached", "#2", "never reached: its rank"));
+  if (step.next) parts.push(item("next", NEXT, "the model's next"));
+  if (!isFolded()) parts.push(item("unreached", "#2", "not reached, rank 2"));
   const isText = [...(step.source || "")].some((_, node) => isOfText(step, node));
-  if (isText) parts.push(item("quoted", QUOTE, "proposed by the text, which had it before"));
-  if (step.q) parts.push(item("line", "", "line under it: head probability"));
+  if (isText) parts.push(item("quoted", QUOTE, "found in the text"));
+  if (step.q) parts.push(item("line", "", "head probability"));
   const hidden = [...step.state].filter((state) => state === "u").length;
-  say(fold, isFolded() ? `+${hidden} more, never reached` : "fold to what was tested");
+  say(fold, isFolded() ? `show ${hidden} not reached` : "hide not reached");
   fold.setAttribute("aria-expanded", String(!isFolded()));
   hide(fold, !hidden);
   legend.replaceChildren(...parts, fold);

@@ -120,8 +120,7 @@ function drawContext(f) {
 // do not is no fault to mend.
 function measuredHere(f) {
   const ratio = f.ratio === null ? "" : `, ${f.ratio.toFixed(2)}× plain decoding's ${number(f.plain, 1)}`;
-  const cost = f.overhead === null ? "" : ` (a step costs ${number(f.overhead, 1)} plain ones)`;
-  const why = f.slower ? `: these nodes are too many to pay here${cost}; at full speed the number is automatic` : "";
+  const why = f.slower ? ": so many nodes do not pay here; full speed drafts fewer" : "";
   return `Measured on this machine: ${number(f.rate, 1)} tokens/s${ratio}${why}.`;
 }
 

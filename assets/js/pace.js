@@ -75,9 +75,9 @@ function drawPace() {
   const isOther = !isPlain && known.nodes.some((nodes) => nodes !== pace.nodes); // at another pace
   const show = isOther
     ? `${slow}These steps drafted other numbers of nodes; the next answer drafts ${pace.nodes} in each.`
-    : `${slow}A show: every step drafts ${pace.nodes} nodes, whether they pay here or not.`;
+    : slow;
   const what = !data || modelledFigures(data.figures) ? "These figures are" : "The table below is";
-  say(gpuLine, `${what} ${words}. ${isBehind ? BEHIND : isPlain ? slow : show}`);
+  say(gpuLine, `${what} ${words}. ${isBehind ? BEHIND : show}`);
 }
 
 // What the tiles show in place of figures f of this machine; null at another pace, and where the

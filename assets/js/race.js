@@ -58,7 +58,7 @@ function drawRaceClock() {
 function gpuRaceWords(of) {
   const isOther = result && result.show_nodes !== null && result.show_nodes !== of.nodes;
   const other = isOther ? `Run both again to race with ${of.nodes} nodes in every step.` : "";
-  return `Times, rates and ratios are ${gpuWords(of)}. ${slowWords(of)}${other}`;
+  return `Times, rates and ratios are ${gpuWords(of)}, and the prompt counts as one plain step. ${slowWords(of)}${other}`;
 }
 
 function ownRaceWords() {

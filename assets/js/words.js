@@ -1,6 +1,7 @@
 // What a node is, in marks and in words. `step` is one step's lists, `data` the line it came in.
 const MARKS = { a: "✓", r: "✗", u: "", e: "" };
 const QUOTE = "”";
+const NEXT = "+1";
 const STATES = { a: "accepted", r: "rejected", u: "unreached", e: "unreached" };
 
 function isGreedy(data) {
@@ -50,7 +51,7 @@ function judgedMark(step, node) {
   if (margin !== null) return `${MARKS[state]}${signed(margin)}`;
   const p = figure(step.p, node);
   if (p === null) return MARKS[state];
-  return `${MARKS[state]} ${p < 0.01 ? "<1%" : `${Math.round(p * 100)}%`}`;
+  return p < 0.01 ? MARKS[state] : `${MARKS[state]} ${Math.round(p * 100)}%`; // the token needs the room
 }
 
 function stateWords(data, step, node) {

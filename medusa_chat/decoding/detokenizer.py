@@ -132,7 +132,9 @@ def with_text(
                 path = event.path[: len(fresh) + 1] if stream.is_stopped else event.path
                 draft = event.draft
                 if draft is not None:
-                    draft = changed(draft, texts=tuple(map(texts, draft.tokens)))
+                    named = tuple(map(texts, draft.tokens))
+                    behind = "".join(map(texts, fresh[len(path) - 1 :]))
+                    draft = changed(draft, texts=named, next_text=behind)
                 yield changed(event, token_ids=tuple(fresh), text=text, path=path, draft=draft)
         if stream.is_stopped or is_last:
             events.close()

@@ -12,12 +12,13 @@ Source = Literal["heads", "text", "both"]
 class DraftRecord:
     """The candidate tree of one step, a list entry per node, the root first.
 
-    probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds
-    (None unless typical) and sampled (the backbone's own token) speak of the node as a parent.
-    ranks: the node's place among its head's predictions. texts: each token's own text, filled in by
-    detokenizer.with_text. None where a figure does not exist. guesses[k]: head k's predictions, the
-    most probable first, where only a part of the tree was drafted. sources: what proposed each
-    node, None for the root; empty where all are the drafter's own (of "auto" the heads).
+    probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds (None
+    unless typical) and sampled (the backbone's own token) speak of the node as a parent. ranks: the
+    node's place among its head's predictions. texts: each token's own text, and next_text the next
+    token's, "" where none came; filled in by detokenizer.with_text. None where a figure does not
+    exist. guesses[k]: head k's predictions, the most probable first, where only a part of the tree
+    was drafted. sources: what proposed each node, None for the root; empty where all are the
+    drafter's own (of "auto" the heads).
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +30,7 @@ class DraftRecord:
     thresholds: tuple[float | None, ...]
     sampled: tuple[int | None, ...]
     texts: tuple[str, ...] = ()
+    next_text: str = ""
     guesses: tuple[tuple[int, ...], ...] = ()
     sources: tuple[Source | None, ...] = ()
 

@@ -174,13 +174,12 @@ def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
 
 
 def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Every token but the last one stands in a draft, which names it: as the next step's root."""
+    """Every token stands in a draft, or behind its path."""
     texts: dict[int, str] = {}
     for step in steps:
-        if step.draft is not None:
-            texts |= dict(zip(step.draft.tokens, step.draft.texts, strict=False))
-    if steps and ids and len(steps[-1].token_ids) == 1:
-        texts.setdefault(ids[-1], steps[-1].text)
+        if draft := step.draft:
+            tokens = (*draft.tokens, *step.token_ids[len(step.path) - 1 :])
+            texts |= dict(zip(tokens, (*draft.texts, draft.next_text), strict=False))
     return tuple(texts.get(token) or f"token {token}" for token in ids)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.tokenizers import byte_tokenizer
 
 from medusa_chat.decoding.detokenizer import TextStream, TokenTexts, with_text
-from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
+from medusa_chat.decoding.events import DraftRecord, Finished, Prefilled, Stats, Step
 from medusa_chat.runtime.trace_line import from_json, to_json
 
 TOKENIZER = byte_tokenizer()
@@ -121,6 +121,14 @@ def test_a_stop_that_comes_with_the_end_changes_nothing():
         )
     )
     assert got[-1].reason == "length"
+
+
+@pytest.mark.parametrize(("given", "following"), [("bc", "c"), ("b", "")])
+def test_a_draft_has_the_texts_of_its_nodes_and_of_the_token_behind_its_path(given, following):
+    draft = DraftRecord(tuple(ids_of("ab")), (-1, 0), *[(None, None)] * 6)
+    step = Step(0, tuple(ids_of(given)), "", 0.01, (0, 1), draft)
+    (told,) = with_text((one for one in [step]), TOKENIZER, TokenTexts(TOKENIZER))
+    assert told.draft.texts == ("a", "b") and told.draft.next_text == following
 
 
 def test_token_texts_show_bytes_of_split_characters():

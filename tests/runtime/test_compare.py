@@ -8,12 +8,12 @@ import pytest
 from support.gaps import with_gap
 from support.races import SHORT, STORY, Racer, race, result
 
-from medusa_chat.decoding.events import Prefilled
+from medusa_chat.decoding.events import DraftRecord, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
 from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress
-from medusa_chat.runtime.recordings import Comparison, compared
+from medusa_chat.runtime.recordings import Comparison, Recording, compared
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.scheduler import Ticket
@@ -146,6 +146,14 @@ def test_a_recording_is_the_answer_on_its_own_clock(demo, side):
     assert "".join(frame.text for frame in recording.frames) == recording.text
     assert sum(frame.tokens for frame in recording.frames) == len(recording.token_ids)
     assert "".join(recording.token_texts[:-1]) in recording.text
+
+
+def test_the_last_token_of_a_recording_has_its_text_where_nothing_drafted_it():
+    names = (*[(None, None)] * 6, ("a", "b"), "c")
+    begin = Prefilled("m", "fp32", "cpu", {}, (1,), 1, 0, (2,), "a", 0.1)
+    step = Step(0, (3, 4), "bc", 0.1, (0, 1), DraftRecord((2, 3), (-1, 0), *names))
+    end = Finished("length", (2, 3, 4), "abc", "", Stats.of(3, 1, 2, 0.1, 0.1))
+    assert Recording.of([begin, step, end]).token_texts == ("a", "b", "c")
 
 
 def test_an_answer_without_a_step_has_no_speedup(scripted):

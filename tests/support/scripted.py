@@ -294,6 +294,7 @@ def scripted_step(
         thresholds=tuple(thresholds),
         sampled=tuple(None if is_typical else truth[depth] for depth in tree.depths),
         texts=tuple(pieces[token] for token in tokens),
+        next_text=pieces[emitted[-1]],
     )
     text = "".join(pieces[token] for token in emitted)
     parts = {"heads_seconds": seconds * 0.06, "backbone_seconds": seconds * 0.8}

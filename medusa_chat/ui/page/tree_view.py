@@ -23,7 +23,8 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     u(nreached), e(nd: the answer ended above it). margin: log(p / threshold) under typical
     acceptance; binds: a letter per node as a parent, see `binding`. same: whether the node is the
     backbone's own token at its parent, under exact. rank counts from 1. source: a letter per node,
-    h(eads), t(ext), b(oth), "-" for the root, where the record says so. Figures that do not exist
+    h(eads), t(ext), b(oth), "-" for the root, where the record says so. next: the text of the token
+    that the backbone put behind the path, "" where it put none. Figures that do not exist
     are null, and so is a list of them; without a draft record only the numbers of the step are
     there.
     """
@@ -50,6 +51,7 @@ def _nodes(
         "parent": list(draft.parents),
         "id": list(draft.tokens),
         "text": [printable(text) for text in draft.texts],
+        "next": draft.next_text and printable(draft.next_text),
         "state": states(draft.parents, path, is_end),
         "source": "".join((source or "-")[0] for source in draft.sources) or None,
         "rank": _some([None if rank is None else rank + 1 for rank in draft.ranks]),

@@ -93,6 +93,9 @@ def test_states_and_marks_are_the_traces_under_exact(tab, runner):
     for node in step.path:
         assert printable(step.draft.texts[node]) in label
     assert "own sample" in tab.inner_text(".legend")
+    following = printable(step.draft.next_text)
+    assert tab.inner_html(".follower .token") == following
+    assert label.endswith(f"then \u2068{following}\u2069")
 
 
 def test_a_step_that_was_cut_counts_what_it_gave_and_rejects_nothing_behind_it(
@@ -100,8 +103,10 @@ def test_a_step_that_was_cut_counts_what_it_gave_and_rejects_nothing_behind_it(
 ):
     def cut(*values):
         step = scripted_step(*values)
-        is_short = len(step.path) == 2
-        return replace(step, token_ids=step.token_ids[:1]) if is_short else step
+        if len(step.path) != 2:
+            return step
+        draft = replace(step.draft, next_text="")
+        return replace(step, token_ids=step.token_ids[:1], draft=draft)
 
     monkeypatch.setattr(scripted, "scripted_step", cut)
     steps = [step for step in ask(tab, runner) if len(step.path) == 2]
@@ -112,6 +117,7 @@ def test_a_step_that_was_cut_counts_what_it_gave_and_rejects_nothing_behind_it(
     pick(tab, index)
     assert "1 of 15 drafted tokens accepted" in tab.inner_text(".step-head")
     assert "from the model" not in tab.inner_text(".step-head")
+    assert tab.locator(".follower").is_hidden()
     drawn = chips(tab)
     assert behind[index] and {drawn[node]["state"] for node in behind[index]} == {"unreached"}
 
@@ -131,7 +137,7 @@ def test_typical_marks_are_margins_and_the_header_says_what_binds(tab, runner):
                     step.draft.probabilities[chip["node"]], step.draft.thresholds[parent]
                 )
                 assert chip["mark"][1:].replace("−", "-") == f"{found:+.1f}"
-    assert "margin" in tab.inner_text(".legend")
+    assert "over the threshold" in tab.inner_text(".legend")
 
 
 def test_a_tooltip_says_at_once_what_is_known(tab, runner):
@@ -489,7 +495,7 @@ def test_a_narrow_screen_folds_to_what_was_tested(tab, runner):
     letters = states(step.draft.parents, step.path)
     shown = {chip["node"] for chip in chips(tab)}
     assert shown == {node for node, letter in enumerate(letters) if letter != "u"}
-    assert f"+{letters.count('u')} more" in tab.inner_text(".fold")
+    assert f"show {letters.count('u')} not reached" in tab.inner_text(".fold")
     tab.click(".fold")
     tab.wait_for_function("document.querySelectorAll('svg.tree .chip').length === 16")
     width = tab.evaluate("document.documentElement.scrollWidth")
