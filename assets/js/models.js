@@ -36,12 +36,12 @@ function rowButton(act, text, label, press) {
 
 function words(row) {
   const box = make("div", "model-words");
-  const title = make("h4", "", row.title || row.id);
+  const id = row.page ? link(row.id, row.page, "model-id") : make("span", "model-id", row.id);
+  const title = make("h4", "", row.title);
+  if (!row.title) title.append(id);
   if (row.is_loaded) title.append(make("span", "model-loaded", "✓ loaded"));
   box.append(title);
-  if (row.title || row.page) {
-    box.append(row.page ? link(row.id, row.page, "model-id") : make("span", "model-id", row.id));
-  }
+  if (row.title) box.append(id);
   const facts = make("dl", "model-facts");
   for (const [label, text] of row.facts) {
     const fact = make("div", "");

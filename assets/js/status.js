@@ -1,4 +1,4 @@
-// The line at the top: model facts as chips, or one sentence. Text goes in by textContent only,
+// The line at the top: the first facts of the model, and a list of all; or one sentence. Text goes in by textContent only,
 // and only what changed is touched: an open list stays open, a screen reader hears sentences only.
 const bar = make("div", "status-line");
 const sentence = withRole(make("span", "sentence"), "status");
@@ -9,31 +9,31 @@ const again = button("again", "Load again", () => {
   again.hidden = true; // the next look shows what comes of it
   trigger("load_again");
 });
-notes.append(make("summary", "", "why"), list);
+notes.append(make("summary", "", "details"), list);
 bar.append(make("span", "dot"), sentence, again, facts, notes);
 root.replaceChildren(bar);
 let listed = "";
+const SHOWN = 3; // facts beside the dot: model, precision, device
 
 function drawFacts(all) {
   while (facts.children.length > all.length) facts.lastChild.remove();
-  all.forEach(([label, text, title], place) => {
+  all.forEach(([label, text], place) => {
     let fact = facts.children[place];
     if (!fact) {
       fact = make("div", "fact");
-      fact.append(make("dt", "label"), make("dd", "what"));
+      fact.append(make("dt", "visually-hidden"), make("dd", "what"));
       facts.append(fact);
     }
     fact.dataset.fact = label;
-    if (fact.title !== title) fact.title = title;
     say(fact.firstChild, label);
     say(fact.lastChild, text);
   });
 }
 
 function drawNotes(line) {
-  const titled = line.facts.filter(([, , title]) => title);
-  const all = [...titled.map(([label, text, title]) => `${label} ${text}: ${title}`), ...line.notes];
-  notes.hidden = !line.notes.length;
+  const told = line.facts.map(([label, text, why]) => `${label} ${text}${why && ": "}${why}`);
+  const all = [...told, ...line.notes];
+  notes.hidden = !all.length;
   if (all.join("\n") === listed) return;
   listed = all.join("\n");
   list.replaceChildren(...all.map((note) => make("li", "", note)));
@@ -46,7 +46,7 @@ function draw(line) {
   again.hidden = !line.again;
   bar.classList.toggle("has-part", line.part !== null);
   if (line.part !== null) bar.style.setProperty("--part", line.part);
-  drawFacts(line.facts);
+  drawFacts(line.facts.slice(0, SHOWN));
   drawNotes(line);
 }
 

@@ -30,9 +30,8 @@ EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (test
     "Give me some tips to sleep better",
 )
 WELCOME = (
-    '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Every step proposes a tree of '
-    "candidate tokens; the picture shows which path was accepted, and why the rest was not.</p>"
-    "</div>"
+    '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Small extra heads guess several '
+    "tokens ahead, and the model checks all guesses in one pass. You see each step.</p></div>"
 )
 STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 # The last input of Stop: of how many steps it is, where they are shown one by one (show.js).

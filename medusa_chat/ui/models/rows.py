@@ -91,12 +91,10 @@ def _of_heads(entry: Entry) -> Iterator[list[str]]:
     heads = entry.report.heads if entry.report else None
     if heads is not None:
         yield ["heads", str(heads.heads)]
-        yield ["layout", heads.words]
     elif entry.report is not None and entry.report.backbone and not entry.preset:
         yield ["heads", "none: prompt-lookup"]
     elif entry.preset is not None:
         yield ["heads", str(entry.preset.heads or "?")]
-        yield ["layout", entry.preset.layout]
 
 
 def _of_gguf(entry: Entry) -> Iterator[list[str]]:
@@ -121,14 +119,14 @@ def _base(entry: Entry, choices: LoadChoices) -> str | None:
 
 
 def _gated(entry: Entry) -> str:
-    """Whether a licence must be accepted first; empty where nobody said."""
+    """That a licence must be accepted first; empty where none must, or nobody said."""
     needs = entry.detail.needs if entry.detail else None
     if entry.detail is not None and entry.detail.kind == "gated":
         return CLOSED
     if needs is not None:
-        return "yes, and open to you" if needs.gated else "no"
+        return "yes, and open to you" if needs.gated else ""
     if entry.preset is not None and entry.preset.gated is not None:
-        return "yes" if entry.preset.gated else "no"
+        return "yes" if entry.preset.gated else ""
     return "yes" if entry.found is not None and entry.found.gated else ""
 
 

@@ -42,7 +42,7 @@ def named(model: str, backbone: str) -> str:
 
 
 def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
-    """JSON: facts of the loaded model with the reasons behind them, else one sentence.
+    """JSON: facts of the loaded model, [name, text, why] each, else one sentence.
 
     part: how far loading is, 0 to 1. again: whether Load again is offered. memory: bytes the
     model's process holds. A guest is told which model answers, nothing of the machine's folders.
@@ -93,20 +93,20 @@ def phase_text(state: ModelState, is_guest: bool = False) -> str:
 
 
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
-    """The most important first: a narrow page shows the first ones only."""
+    """The most important first: the bar shows the first three, its list all."""
     name = _short(without_folders(model.name))
     whole = f"{model.name} on {model.backbone}" if model.backbone else model.name
-    heads = f"{model.heads} heads" if model.heads else "none"
+    about = f"{model.family}, {number(model.parameters)} parameters"
     own = gb(model.memory_bytes)
     process = f"; its process holds {gb(memory)} of main memory" if memory else ""
     is_here = memory and not model.device.startswith("cuda")
     return {
         "facts": [
-            ["model", name, f"{whole}: {model.family}, {number(model.parameters)} parameters"],
+            ["model", name, about if whole == name else f"{whole}: {about}"],
             ["precision", model.precision, ""],
             ["device", model.device, ""],
             ["tree", _tree(model), model.tree_reason],
-            ["heads", heads, ""],
+            ["heads", str(model.heads or "none"), ""],
             ["memory", gb(memory) if memory and is_here else own, f"model {own}{process}"],
             ["context", f"{model.context:,} tokens", ""],
         ],

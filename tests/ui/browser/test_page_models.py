@@ -82,7 +82,6 @@ def test_the_presets_are_there_with_their_figures_before_anything_is_found(tab):
     text = " ".join(tab.inner_text(row(preset)).split())
     for said in (
         "lmsys/vicuna-7b-v1.3",
-        "layout A",
         "Llama 1, not commercial",
         "15 GB to download",
     ):
