@@ -27,7 +27,8 @@ class Listed(NamedTuple):
 @dataclass(frozen=True)
 class StoredConversation:
     """One conversation. given_title: by its owner, empty while the first message is its title.
-    settings: of its next answer, by name, as the page posts them. system: its prompt."""
+    settings: of its next answer, by name, as the page posts them. system: its prompt. waiting:
+    what was sent and is not said yet."""
 
     tree: MessageTree = field(default_factory=MessageTree)
     system: str = ""
@@ -35,6 +36,7 @@ class StoredConversation:
     given_title: str = ""
     created_at: float = 0.0
     updated_at: float = 0.0
+    waiting: str = ""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -71,7 +73,7 @@ class StoredConversation:
         """This one with what another one has that `base` lacks, from which both went on."""
         changed = {
             name: getattr(self if getattr(self, name) != getattr(base, name) else other, name)
-            for name in ("system", "settings", "given_title")
+            for name in ("system", "settings", "given_title", "waiting")
         }
         tree = self.tree.merged(other.tree, base.tree)
         return replace(
@@ -81,6 +83,7 @@ class StoredConversation:
     def to_line(self) -> str:
         """JSON, without the times."""
         body = {"system": self.system, "settings": self.settings, "title": self.given_title}
+        body |= {"waiting": self.waiting} if self.waiting else {}
         return json.dumps({**body, **self.tree.to_json()}, ensure_ascii=False)
 
     @classmethod
@@ -92,11 +95,12 @@ class StoredConversation:
             body = json.loads(line)
             tree = MessageTree.from_json(body)
             kept = (body["system"], body["settings"], body["title"])
+            waiting = body.get("waiting", "")
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it lacks {error}") from error
-        if [type(value) for value in kept] != [str, dict, str]:
+        if [type(value) for value in (*kept, waiting)] != [str, dict, str, str]:
             raise ValueError("it contains something that is not a conversation")
-        return cls(tree, *kept, created_at, updated_at)
+        return cls(tree, *kept, created_at, updated_at, waiting)
 
 
 def title_of(tree: MessageTree) -> str:

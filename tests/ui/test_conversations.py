@@ -366,6 +366,26 @@ def test_what_was_asked_is_kept_when_the_program_is_ended(server, session, histo
     assert [one.note for one in kept[1:]] == [answer_run.INTERRUPTED] * is_read
 
 
+def test_what_waits_is_in_the_box_again_when_the_program_was_ended(server, session, history):
+    """It was in the memory of the program alone."""
+    session.runner.hold_at = 3
+    tab = owner()
+    for text in ("a question", "and then", "not this", "at last"):
+        server.send(tab, turn(text))
+    chat = server.session_of(tab)
+    chat.drop(1, "not this")
+    assert [one.text for one in chat.pending] == ["and then", "at last"]
+    other, again = ChatController(session, TREES, History(history.file)), Tab()
+    other.attach(again, known(tab))
+    other.refresh(again)
+    assert (again.given, again.back) == (1, "and then\n\nat last")
+    third, late = ChatController(session, TREES, History(history.file)), Tab()
+    third.attach(late, known(tab))
+    third.refresh(late)
+    assert late.given == 0 and history.load(chat.id).waiting == ""  # it is given once
+    server.stop(tab)
+
+
 def test_an_answer_that_is_shown_slowly_is_on_disk_when_it_is_complete(server, session, history):
     tab = owner()
     chat = server.session_of(tab)

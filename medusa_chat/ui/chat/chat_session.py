@@ -53,6 +53,7 @@ class ChatSession(Conversation):
             elif len(self.pending) < MAX_PENDING:
                 self._check_length(inputs.text, inputs)
                 self.pending.append(inputs)
+                self._keep_pending()
             else:
                 raise UsageError(f"{MAX_PENDING} messages are already waiting: remove one, or wait")
             self._change()
@@ -62,6 +63,7 @@ class ChatSession(Conversation):
         with self._lock:
             if [one.shown for one in self.pending][position : position + 1] == [shown]:
                 del self.pending[position]
+                self._keep_pending()
                 self._change()
 
     def regenerate(self, inputs: Inputs) -> None:
@@ -182,6 +184,10 @@ class ChatSession(Conversation):
         self._run = AnswerRun(*run)
         self._say_more(transcript)
         self._run.follow(self.audience, self._settle, self._keep_so_far)
+
+    def _keep_pending(self) -> None:
+        """Write down what waits, beside the answer that runs."""
+        self._changed(self, self._run and self._run.so_far(self.transcript))
 
     def _keep_so_far(self, run: AnswerRun) -> None:
         """Write the answer that runs as far as it has come, for a program that is ended."""

@@ -69,20 +69,17 @@ class Conversation:
 
     def stored_as(self, transcript: Transcript) -> StoredConversation:
         """As `stored`, with another transcript."""
-        return StoredConversation(
-            transcript.tree,
-            self.system,
-            self.settings,
-            self.given_title,
-            self.created_at,
-            self.updated_at,
-        )
+        times = (self.created_at, self.updated_at)
+        own = (self.system, self.settings, self.given_title, *times, self._waiting)
+        return StoredConversation(transcript.tree, *own)
 
     def restore(self, kept: StoredConversation) -> None:
         """Become what a store kept."""
         self.transcript = Transcript.recalled(kept.tree, self.number)
         self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
         self.created_at, self.updated_at = kept.created_at, kept.updated_at
+        if self.on_disk is None:
+            self._returned = kept.waiting  # in a program that has ended
         self.on_disk = kept
         self._show_last()
 
@@ -166,13 +163,20 @@ class Conversation:
     def pop_returned(self) -> str:
         """A message that came to nothing, for the box of whoever asks first."""
         with self._lock:
-            text, self._returned = self._returned, ""
+            if text := self._returned:
+                self._returned = ""
+                self._changed(self, None)
             return text
+
+    @property
+    def _waiting(self) -> str:
+        """What was sent and is not said: with a program that ends it comes to nothing."""
+        texts = (self._returned, *(inputs.text for inputs in self.pending))
+        return "\n\n".join(filter(None, texts))
 
     def _return_pending(self) -> None:
         """What waits was written for an answer that does not come: it comes to nothing too."""
-        texts = (self._returned, *(inputs.text for inputs in self.pending))
-        self._returned, self.pending = "\n\n".join(filter(None, texts)), []
+        self._returned, self.pending = self._waiting, []
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
