@@ -9,12 +9,14 @@ const box = make("input", "");
 const legend = make("span", "tint-legend");
 box.type = "checkbox";
 box.id = "tint-switch";
-label.append(box, document.createTextNode("Colour by tokens per step"));
+label.append(box, document.createTextNode("Colours"));
+label.title = "Colour the answers by tokens per step";
 for (let n = 1; n <= LEVELS; n++) {
   const mark = make("span", `tint-${n}`, n < LEVELS ? n : `${n}+`);
   mark.title = `${mark.textContent} token${n > 1 ? "s" : ""} in one step`;
   legend.append(mark);
 }
+legend.append("\u00a0a step");
 root.replaceChildren(label, legend);
 legend.setAttribute("aria-hidden", "true");
 
