@@ -1,4 +1,4 @@
-// Versions of a message: "‹ 2/3 ›" under it, and bylines of answers. The value is {"rows": [[row,
+// Versions of a message: "‹ 2/3 ›" under it; a branch and the bylines of answers. The value is {"rows": [[row,
 // version, of how many]], "bylines": [[row, model, speed]]}; Gradio draws the rows, so these are put
 // back whenever it has drawn them anew.
 let wanted = new Map(); // row -> [version, of]
@@ -25,6 +25,20 @@ function control(row, version, count) {
   return box;
 }
 
+const BRANCH = "M4 12h5l9-7M9 12l9 7M13 5h5v5M13 19h5v-5";
+
+function drawBranch(bar, row) {
+  const [old] = bar.getElementsByClassName("branch");
+  if (old?.dataset.row === String(row)) return;
+  old?.remove();
+  const node = button("branch", "", () => trigger("branch", { row }));
+  node.dataset.row = row;
+  node.title = "Branch: go on from here in a new chat";
+  node.setAttribute("aria-label", node.title);
+  node.append(icon(BRANCH));
+  bar.append(node);
+}
+
 // The buttons that Gradio has under a row.
 function barOf(row) {
   const next = row.nextElementSibling;
@@ -39,6 +53,7 @@ function draw() {
     const now = wanted.get(row);
     const bar = barOf(node);
     if (!bar) return;
+    if (node.classList.contains("bot-row")) drawBranch(bar, row);
     drawByline(bar, bylines.get(row));
     const old = bar.querySelector(":scope > .versions");
     const state = now ? now.join("/") : "";
@@ -65,9 +80,7 @@ function take(line) {
 
 const conversation = element.closest("#conversation");
 const drawSoon = inNextFrame(draw);
-whenDrawn("history", () => {
-  if (wanted.size || bylines.size || conversation.querySelector(".versions, .byline")) drawSoon();
-});
+whenDrawn("history", drawSoon);
 root.hidden = true;
 conversation.addEventListener("focusin", (event) => {
   if (!event.target.closest(".versions")) refocus = null;

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import unicodedata
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -78,6 +79,20 @@ class StoredConversation:
         tree = self.tree.merged(other.tree, base.tree)
         return replace(
             self, tree=tree, updated_at=max(self.updated_at, other.updated_at), **changed
+        )
+
+    def branch(self, length: int) -> "StoredConversation":
+        """A conversation of its own, of the first so many messages that are shown."""
+        path = self.tree.path[:length]
+        tree = MessageTree({one.id: one for one in path}, path[-1].id, self.tree.made)
+        now = time.time()
+        return replace(
+            self,
+            tree=tree,
+            given_title=f"{self.title[:MAX_TITLE]} (branch)",
+            created_at=now,
+            updated_at=now,
+            waiting="",
         )
 
     def to_line(self) -> str:

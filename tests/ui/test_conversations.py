@@ -568,6 +568,27 @@ def test_a_deleted_conversation_leaves_the_disk_after_a_while(server, history, m
     assert b"secret words" not in history.file.read_bytes()
 
 
+def test_a_branch_is_a_conversation_of_its_own_up_to_a_message(server, session, history):
+    tab = owner()
+    chat = say(server, tab, "first", temperature=1.5)
+    say(server, tab, "second")
+    server.branch(tab, event(row=1))
+    made = server.session_of(tab)
+    assert made is not chat and made.transcript.messages == chat.transcript.messages[:2]
+    assert titles(server) == ["first (branch)", "first"] and len(chat.transcript.messages) == 4
+    say(server, tab, "another")
+    other, again = ChatController(session, TREES, History(history.file)), Tab()
+    other.attach(again, known(tab))
+    found = other.session_of(again)
+    assert found.settings == chat.settings
+    assert [one["content"] for one in found.transcript.messages[::2]] == ["first", "another"]
+    for row in (None, -1, 4, "1"):
+        server.branch(tab, event(row=row))
+    long = replace(chat.stored, given_title="a" * 200).branch(1)
+    assert long.title == "a" * 80 + " (branch)"  # a file of it is taken in
+    assert server.session_of(tab) is made and len(titles(server)) == 2
+
+
 def test_a_second_deletion_has_its_own_while(server, history):
     tab = owner()
     chat = say(server, tab, "pears")

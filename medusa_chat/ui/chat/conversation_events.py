@@ -52,6 +52,17 @@ class ConversationEvents(ChatViewer):
             self._turn(tab, chat)
         return self._seen(tab)
 
+    def branch(self, tab: Tab, event: gr.EventData) -> View:
+        """Go on from a message in a conversation of its own; the one that was shown stays."""
+        chat, row = self.session_of(tab), whole_number(event_field(event, "row"))
+        shown = rows_of(chat.transcript)
+        if row is not None and 0 <= row < len(shown):
+            made = self.sessions.open(tab.scope)
+            made.restore(chat.stored.branch(shown[row].position + 1))
+            made.save()
+            self._turn(tab, made)
+        return self._view(tab)
+
     def rename_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Give a conversation another title."""
         posted = self._posted(event)

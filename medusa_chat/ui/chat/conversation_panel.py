@@ -80,7 +80,7 @@ def connect_conversations(
     page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
     posted = {tab, *settings.components.values()}
     parts["clear"].click(new, posted, view, **AT_ONCE)
-    _connect_turns(controller, tab, rows, everything, settings)
+    _connect_turns(controller, tab, parts, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.save_conversation(controller.save_conversation, [tab], [parts["saved"]], **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
@@ -90,12 +90,12 @@ def connect_conversations(
 def _connect_turns(
     controller: ConversationEvents,
     tab: gr.State,
-    rows: Any,
+    parts: dict[str, Any],
     outputs: list[Any],
     settings: SettingsPanel,
 ) -> None:
-    """The events of the list that may show another conversation, with its settings."""
-    vanilla = settings.components["vanilla"]
+    """The events that may show another conversation, with its settings."""
+    vanilla, rows = settings.components["vanilla"], parts["conversations"]
 
     def turning(act: Callable[[Tab, Any], View]) -> Callable[[Posted, gr.EventData], Any]:
         def handle(posted: Posted, event: gr.EventData) -> Any:
@@ -112,5 +112,6 @@ def _connect_turns(
         (rows.open_conversation, controller.open_conversation),
         (rows.delete_conversation, controller.delete_conversation),
         (rows.restore_conversation, controller.restore_conversation),
+        (parts["versions"].branch, controller.branch),
     ):
         event(turning(act), {tab, vanilla}, outputs, **EACH)

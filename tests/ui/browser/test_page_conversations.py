@@ -473,6 +473,18 @@ def test_an_edited_question_forks_and_the_old_branch_is_one_click_away(tab):
     assert said == ["old words", "a second turn"]
 
 
+def test_a_branch_goes_on_in_a_conversation_of_its_own(tab):
+    ask(tab, "a question")
+    ask(tab, "and another")
+    tab.locator("#history .branch").first.click()
+    tab.wait_for_function(TITLED, arg="a question (branch)")
+    tab.wait_for_function(ROWS, arg=2)
+    listed(tab, "a question (branch)", "a question")
+    tab.locator(".chat-row-open").nth(1).click()
+    tab.wait_for_function(TITLED, arg="a question")
+    tab.wait_for_function(ROWS, arg=4)
+
+
 def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served, folder, browser):
     ask(tab, "before the restart")
     tab.wait_for_function(LAST_STEP)
