@@ -10,17 +10,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.runtime.stored_conversation import Listed, StoredConversation, excerpt_of, holds
+from medusa_chat.runtime.history_file import mend, opened
+from medusa_chat.runtime.stored_conversation import Listed, StoredConversation
 
 FILE = "chats.sqlite3"
-BUSY_SECONDS = 5.0
-TABLE = """
-CREATE TABLE IF NOT EXISTS conversations (
-    id TEXT PRIMARY KEY, title TEXT NOT NULL, created_at REAL NOT NULL, updated_at REAL NOT NULL,
-    deleted_at REAL, words TEXT NOT NULL, body TEXT NOT NULL)
-"""
-PRAGMAS = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON")
-INDEX = "CREATE INDEX IF NOT EXISTS newest ON conversations (updated_at)"
 SAVE = """
 INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
     title = excluded.title, updated_at = excluded.updated_at, body = excluded.body,
@@ -141,12 +134,7 @@ class History:
 
     def _write(self, act: Callable[[sqlite3.Connection], object]) -> bool:
         try:
-            with self._lock:
-                try:
-                    self._commit(act)
-                except sqlite3.DatabaseError as error:
-                    self._set_aside(error)
-                    self._commit(act)
+            self._run(act)
         except (OSError, sqlite3.Error, UnicodeError) as error:
             self._fail(f"the conversations cannot be saved ({error}): check {self.file}")
             return False
@@ -155,20 +143,29 @@ class History:
             self.passed = len(self.told)
         return True
 
-    def _commit(self, act: Callable[[sqlite3.Connection], object]) -> None:
-        with closing(self._open()) as base, base:
-            act(base)
-
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """The rows of a query; none, with a message, if the file cannot be read."""
         if not self.file.exists():
             return []
+        found: list[Any] = []
         try:
-            with self._lock, closing(self._open()) as base:
-                return base.execute(query, values).fetchall()
+            self._run(lambda base: found.extend(base.execute(query, values).fetchall()))
         except (OSError, sqlite3.Error) as error:
             self._fail(f"the conversations in {self.file} cannot be read ({error})")
-            return []
+        return found
+
+    def _run(self, act: Callable[[sqlite3.Connection], object]) -> None:
+        """Act on the file and commit; once more where it was broken, which it is no longer then."""
+        with self._lock:
+            try:
+                self._commit(act)
+            except sqlite3.DatabaseError as error:
+                self._mend(error)
+                self._commit(act)
+
+    def _commit(self, act: Callable[[sqlite3.Connection], object]) -> None:
+        with closing(self._open()) as base, base:
+            act(base)
 
     def _checked(self, row: tuple[str, float, float]) -> StoredConversation | None:
         """Strictly what was written; None, and said, for anything else."""
@@ -179,36 +176,15 @@ class History:
             return None
 
     def _open(self) -> sqlite3.Connection:
-        """A connection; a file that is no database any more is set aside, never deleted."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return self._connected()
-        except sqlite3.DatabaseError as error:
-            self._set_aside(error)
-            return self._connected()
+        return opened(self.file)
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Move a broken file away; raises the error where the file is not at fault: its subclasses
-        tell of a full disk, a lock, or a folder that cannot be written."""
+    def _mend(self, error: sqlite3.DatabaseError) -> None:
+        """Raises the error where the file is not at fault: its subclasses tell of a full disk, a
+        lock, or a folder that cannot be written."""
         if type(error) is not sqlite3.DatabaseError:
             raise error
-        aside = self.file.with_name(f"{FILE}.corrupt-{time.time_ns()}")
-        self.file.replace(aside)
-        for suffix in ("-wal", "-shm"):
-            self.file.with_name(self.file.name + suffix).unlink(missing_ok=True)
-        self._say(f"{self.file} is broken ({error}): it was set aside as {aside.name}")
-
-    def _connected(self) -> sqlite3.Connection:
-        base = sqlite3.connect(self.file, timeout=BUSY_SECONDS)
-        try:
-            base.create_function("holds", 2, holds)
-            base.create_function("excerpt", 2, excerpt_of)
-            for line in (*PRAGMAS, TABLE, INDEX):
-                base.execute(line)
-        except BaseException:
-            base.close()
-            raise
-        return base
+        if done := mend(self.file):
+            self._say(f"{self.file} is broken ({error}): {done}")
 
     def _fail(self, line: str) -> None:
         if line not in self._failures:

@@ -118,6 +118,24 @@ def test_a_broken_file_is_set_aside_and_said_once(history, told, at):
         assert aside[0].read_bytes().startswith(b"\xff")
 
 
+def test_of_a_file_with_a_bad_page_all_but_what_lies_there_is_kept(history, told):
+    texts = [f"{number} " * 3000 for number in range(10, 30)]  # each with pages of its own
+    for text in texts:
+        history.save(text[:2], said(text))
+    history.save("99", said("deleted"), is_deleted=True)
+    whole = history.file.read_bytes()
+    page = whole.find(b"17 " * 1000) // 4096 * 4096
+    history.file.write_bytes(whole[:page] + b"\xff" * 4096 + whole[page + 4096 :])
+    left = [text[:2] for text in texts if not text.startswith("17")]
+    assert [one.id for one in history.listed("0")] == ["20", "10"]
+    assert sorted(one.id for one in history.listed()) == left and history.purge(0) == ["99"]
+    assert history.save("17", said("again")) and history.load("16") is not None
+    (line,) = told
+    assert "set aside as chats.sqlite3.corrupt-" in line and "20 conversations could" in line
+    (aside,) = history.file.parent.glob("*.corrupt-*")
+    assert b"12 12 12" in aside.read_bytes() and not list(history.file.parent.glob("*.new-*"))
+
+
 ROW = json.loads(KEPT.to_line())
 
 

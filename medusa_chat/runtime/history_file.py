@@ -1,0 +1,92 @@
+"""The file of the conversations: opened, and mended row by row where it is broken."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from medusa_chat import paths
+from medusa_chat.runtime.stored_conversation import StoredConversation, excerpt_of, holds
+
+BUSY_SECONDS = 5.0
+TABLE = """
+CREATE TABLE IF NOT EXISTS conversations (
+    id TEXT PRIMARY KEY, title TEXT NOT NULL, created_at REAL NOT NULL, updated_at REAL NOT NULL,
+    deleted_at REAL, words TEXT NOT NULL, body TEXT NOT NULL)
+"""
+PRAGMAS = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON")
+INDEX = "CREATE INDEX IF NOT EXISTS newest ON conversations (updated_at)"
+LAST = (  # by the table, and where that is broken by its other tree
+    "SELECT max(rowid) FROM conversations NOT INDEXED",
+    "SELECT max(rowid) FROM conversations INDEXED BY newest",
+)
+ROW = "SELECT * FROM conversations WHERE rowid = ?"
+KEEP = "INSERT OR IGNORE INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+def opened(file: Path) -> sqlite3.Connection:
+    """A connection; the file is made where there is none. Raises OSError and sqlite3.Error."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    base = sqlite3.connect(file, timeout=BUSY_SECONDS)
+    try:
+        base.create_function("holds", 2, holds)
+        base.create_function("excerpt", 2, excerpt_of)
+        for line in (*PRAGMAS, TABLE, INDEX):
+            base.execute(line)
+    except BaseException:
+        base.close()
+        raise
+    return base
+
+
+def mend(file: Path) -> str:
+    """Set a broken file aside, never deleted, with a new one in its place that has all rows which
+    can be read; what was done, in words, empty where it is not broken (another program has mended
+    it). Raises OSError and sqlite3.Error."""
+    now = time.time_ns()
+    aside, new = (file.with_name(f"{file.name}.{kind}-{now}") for kind in ("corrupt", "new"))
+    try:
+        with closing(opened(new)) as base, base:
+            kept = base.executemany(KEEP, _rows_of(file)).rowcount
+        if _is_sound(file):
+            return ""
+        for suffix in ("-wal", "-shm", ""):  # a log that stayed would be read into the new file
+            if (part := Path(f"{file}{suffix}")).exists():
+                paths.replace(part, Path(f"{aside}{suffix}"))
+        paths.replace(new, file)
+    finally:
+        new.unlink(missing_ok=True)
+    return f"it was set aside as {aside.name}; {kept} conversations could be read and are kept"
+
+
+def _is_sound(file: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(file)) as base:
+            return bool(base.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+    except sqlite3.Error:
+        return False
+
+
+def _rows_of(file: Path) -> Iterator[tuple[Any, ...]]:
+    """The rows of a broken file that hold a conversation; none where it is no database any more."""
+    with closing(sqlite3.connect(file)) as base:
+        base.execute("PRAGMA writable_schema = ON")  # reads a file whose end is missing
+        for number in range(1, _last(base) + 1):
+            try:
+                row = base.execute(ROW, (number,)).fetchone()
+                if row is not None:
+                    StoredConversation.from_line(row[-1])
+                    yield row
+            except (sqlite3.Error, ValueError):
+                continue
+
+
+def _last(base: sqlite3.Connection) -> int:
+    for query in LAST:
+        try:
+            return base.execute(query).fetchone()[0] or 0
+        except sqlite3.Error:
+            continue
+    return 0
