@@ -6,14 +6,15 @@ its content depends on.
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from medusa_chat import __version__, paths
 from medusa_chat.errors import ModelError
@@ -21,8 +22,8 @@ from medusa_chat.hub.repo_files import is_repo_id
 
 ABOUT = "about.json"
 KINDS = ("quantised", "gguf", "converted")
+PART = ".part-"
 MARGIN = 64 << 20  # bytes of the disk that stay free
-STALE_SECONDS = 86400
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,12 @@ def is_kept(folder: Path) -> bool:
 
 
 def has_room(folder: Path, size: int) -> bool:
-    """Whether the disk has room for a copy of `size` bytes. Makes the folder above it."""
+    """Whether the disk has room for a copy of `size` bytes, once nothing is left there of processes
+    that were killed while they wrote one. Makes the folder above it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in (one for kind in KINDS for one in root(kind).glob(f"{PART}*")):
+        with suppress(OSError, Timeout), _held(left, seconds=0):
+            pass
     return shutil.disk_usage(folder.parent).free >= size + MARGIN
 
 
@@ -74,21 +79,30 @@ def has_room(folder: Path, size: int) -> bool:
 def writing(folder: Path, origin: Origin) -> Iterator[Path]:
     """Yields a new folder to be filled, which then becomes the copy `folder`, instead of those that
     were made of the same source before. After an error no half copy stays."""
-    paths.drop_leftovers(folder.parent, ".part-*", STALE_SECONDS)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-    try:
+    partial = folder.with_name(f"{PART}{uuid.uuid4().hex}")
+    with _held(partial):
+        partial.mkdir()
         yield partial
-        for file in partial.iterdir():
-            with open(file, "rb+") as stream:
-                os.fsync(stream.fileno())
         paths.write_text(partial / ABOUT, json.dumps(asdict(origin) | {"version": __version__}))
         for old in _all(folder.parent.name):
             if (old.source, old.precision) == (origin.source, origin.precision):
                 drop(old.folder)
         if not folder.is_dir():  # another process may have made it meanwhile
             paths.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _held(partial: Path, seconds: float = -1) -> Iterator[None]:
+    """Hold the lock of a copy that is being written, of which whoever is killed lets go; in the end
+    nothing is left of both. Raises Timeout where another process has it for so long."""
+    lock = partial.with_name(f".lock{partial.name}")
+    with FileLock(lock, timeout=seconds):
+        try:
+            yield
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            with suppress(OSError):  # open as it is, Windows keeps it
+                lock.unlink()
 
 
 def kept() -> tuple[KeptCopy, ...]:

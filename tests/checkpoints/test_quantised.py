@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -139,14 +141,24 @@ def test_a_copy_is_of_its_file_and_of_its_repo_and_of_no_other(name: str, is_of_
     assert not belongs(replace(copy, name=str(Path("a.gguf").resolve())), name)
 
 
-def test_half_copies_of_processes_that_were_killed_go():
-    root = kept_copies.root("converted")
-    left = root / ".part-of-yesterday"
-    left.mkdir(parents=True)
-    os.utime(left, (0, 0))
-    with kept_copies.writing(root / "copy", kept_copies.Origin("a", "b", "c")) as partial:
+def test_half_copies_of_processes_that_were_killed_go_before_the_disk_is_looked_at():
+    """They stayed for a day, and a model that did not fit beside them was refused."""
+    root, origin = kept_copies.root("converted"), kept_copies.Origin("a", "b", "c")
+    code = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from medusa_chat.checkpoints import kept_copies
+        with kept_copies.writing(Path(sys.argv[1]), kept_copies.Origin("a", "b", "c")) as partial:
+            (partial / "file").write_text("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    root.mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", code, str(root / "copy")])
+    (left,) = root.glob(".part-*")
+    with kept_copies.writing(root / "copy", origin) as partial:
+        assert left.is_dir() and kept_copies.has_room(root / "other", 1) and not left.exists()
         (partial / "file").write_text("x")
-    assert (root / "copy" / "file").is_file() and not left.exists()
+    assert (root / "copy" / "file").is_file() and [f.name for f in root.iterdir()] == ["copy"]
 
 
 def test_a_copy_that_another_process_deletes_too_is_gone(monkeypatch):
