@@ -82,25 +82,26 @@ def answer_prompts(
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
-    """The answers of a file, without a last line that is incomplete."""
+    """The answers of a file, up to a line that is incomplete."""
     for line in path.read_bytes().split(b"\n")[:-1]:
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+        except ValueError:
+            return
         ids = (tuple(row["prompt_ids"]), tuple(row["answer_ids"]))
         yield Answer(row["index"], *ids, row["temperature"], row["by"])
 
 
 def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """The answers in the file, which is cut to them: its last line may be incomplete. order: of the
-    prompts' indices. Raises UsageError."""
+    """The answers in the file, which is cut to them: a line may be incomplete where the disk was
+    full or the program was killed. order: of the prompts' indices. Raises UsageError."""
     if not path.exists():
         return []
     answers = list(read_answers(path))
     wanted = [(index, tuple(prompts[index])) for index in order[: len(answers)]]
     if [(answer.index, answer.prompt_ids) for answer in answers] != wanted:
         raise UsageError(f"{path} contains the answers to other prompts: remove it")
-    whole, _, rest = path.read_bytes().rpartition(b"\n")
-    if rest:
-        partial = path.with_suffix(".part")
-        partial.write_bytes(whole + b"\n" if whole else b"")
-        paths.replace(partial, path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines[len(answers) :]:
+        paths.write_bytes(path, b"".join(lines[: len(answers)]))
     return answers

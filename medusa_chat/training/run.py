@@ -3,7 +3,7 @@
 import errno
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
 from medusa_chat.training.teacher_states import teacher_states
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
-from medusa_chat.training.work_folder import begin_training, end_training, work_folder
+from medusa_chat.training.work_folder import begun, work_folder
 
 Event = Stage | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibrated | Written
 
@@ -39,29 +39,22 @@ def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]
     continues there. Raises MedusaChatError; what can be checked without the backbone's weights is
     checked first."""
     folder = work_folder(request.output)
-    if group.is_first:
-        begin_training(request, folder)
-    try:
+    with _advice(request), begun(request, folder) if group.is_first else nullcontext():
         yield from _from_setup(request, group, folder)
-    except Exception:
-        if group.is_first:
-            end_training(folder)
-        raise
 
 
 def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Iterator[Event]:
     recipe = request.recipe
     setup = yield from prepare_setup(request, group)
     conversations = _read(request.data, recipe.distill)
-    with _advice(request):
-        if recipe.distill:
-            require_template(setup.tokenizer, conversations)
-            setup.model = read_model(setup)
-            examples = yield from distill(setup, conversations, recipe, folder, group)
-        else:
-            examples = _encode(setup, conversations)
-            setup.model = read_model(setup)
-        yield from _train(request, setup, conversations, examples, folder, group)
+    if recipe.distill:
+        require_template(setup.tokenizer, conversations)
+        setup.model = read_model(setup)
+        examples = yield from distill(setup, conversations, recipe, folder, group)
+    else:
+        examples = _encode(setup, conversations)
+        setup.model = read_model(setup)
+    yield from _train(request, setup, conversations, examples, folder, group)
 
 
 def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:

@@ -2,16 +2,21 @@
 
 import hashlib
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from medusa_chat import paths
 from medusa_chat.errors import UsageError
-from medusa_chat.paths import can_write
-from medusa_chat.training.checkpoint_writer import write_json
 from medusa_chat.training.recipe import TrainRequest
 
 REQUEST = "request.json"
+LOCK = "lock"
 
 
 def work_folder(output: Path) -> Path:
@@ -19,20 +24,40 @@ def work_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.training")
 
 
-def begin_training(request: TrainRequest, folder: Path) -> None:
-    """Make the work folder, with the request in it. Raises UsageError where the output exists, and
-    where --resume, the folder and its request do not fit together."""
+@contextmanager
+def begun(request: TrainRequest, folder: Path) -> Iterator[None]:
+    """Hold the work folder, with the request in it. What was done there stays after an error, else
+    nothing does. Raises UsageError where the output exists, where another training holds the
+    folder, and where --resume, the folder and its request do not fit together."""
     output = request.output
     if output.exists():
         raise UsageError(f"{output} exists: give another --output, or move it away")
     if not output.resolve().parent.is_dir():
         raise UsageError(f"{output} cannot be written: create its parent folder first")
-    if not can_write(output.resolve().parent):
+    if not paths.can_write(output.resolve().parent):
         raise UsageError(f"{output} cannot be written: you may not write in its parent folder")
-    if holds_work(folder) and not request.resume:
-        raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
     if request.resume and not folder.exists():
         raise UsageError(f"there is nothing to resume at {folder}: omit --resume")
+    folder.mkdir(exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"{folder} belongs to a training that runs: end that one first") from None
+    try:
+        _write_request(request, folder)
+        yield
+    except Exception:
+        if not _holds_work(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
+
+
+def _write_request(request: TrainRequest, folder: Path) -> None:
+    if _holds_work(folder) and not request.resume:
+        raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
     file = folder / REQUEST
     shown = _request_json(request)
     if file.exists() and request.resume:
@@ -45,21 +70,13 @@ def begin_training(request: TrainRequest, folder: Path) -> None:
                     f"({before.get(key)}, not {value}): give the same options and data, or remove "
                     "it"
                 )
-    folder.mkdir(exist_ok=True)
-    write_json(file, shown)
+    paths.write_text(file, json.dumps(shown, indent=2) + "\n")
 
 
-def holds_work(folder: Path) -> bool:
+def _holds_work(folder: Path) -> bool:
     """Whether anything was done there, or is there that is not ours; the request alone is no
     work."""
-    return folder.exists() and any(file.name != REQUEST for file in folder.iterdir())
-
-
-def end_training(folder: Path) -> None:
-    """After a training that was refused or failed: what was done stays, else nothing does."""
-    if folder.is_dir() and not holds_work(folder):
-        (folder / REQUEST).unlink(missing_ok=True)
-        folder.rmdir()
+    return any(file.name not in (REQUEST, LOCK) for file in folder.iterdir())
 
 
 def _digest(path: Path) -> str:

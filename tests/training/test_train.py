@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import signal
 from pathlib import Path, PureWindowsPath
@@ -400,6 +401,50 @@ def test_other_data_is_no_data_to_go_on_with(
     assert main(line) == 130
     write_rows(data, conversations()[:-1])
     assert "was started with another data" in refusal([*line, "--resume"], capsys)
+
+
+def test_two_trainings_do_not_share_a_folder(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Each wrote over the state of the other."""
+    line, show = command(inputs, tmp_path / "out", "--max-steps", "2"), TrainingView.show
+    again: list[tuple[int, str]] = []
+
+    def beside(view: Any, event: Any) -> None:
+        if isinstance(event, TrainStep) and not again:
+            capsys.readouterr()
+            again.append((main([*line, "--resume"]), capsys.readouterr().err))
+        show(view, event)
+
+    monkeypatch.setattr(TrainingView, "show", beside)
+    assert main(line) == 0
+    ((code, said),) = again
+    assert code == 2 and "out.training belongs to a training that runs" in said
+
+
+def test_a_full_disk_costs_no_request(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """It was empty then, and no --resume could read it."""
+    line, folder = command(inputs, tmp_path / "out", "--max-steps", "2"), tmp_path / "out.training"
+    show = TrainingView.show
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def interrupting(view: Any, event: Any) -> None:
+        show(view, event)
+        if isinstance(event, TrainStep):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingView, "show", interrupting)
+        assert main(line) == 130
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        assert "is full: free some space, then add --resume" in refusal([*line, "--resume"], capsys)
+    assert json.loads((folder / "request.json").read_text())
+    assert main([*line, "--resume"]) == 0
 
 
 def test_output_that_exists_is_left_alone(

@@ -417,8 +417,10 @@ def test_interrupted_answers_go_on_where_they_were(tmp_path, who):
     recipe = DistillRecipe(max_new_tokens=8, rows=2)
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     expected = list(answer_prompts(who, PROMPTS, recipe, whole))
-    for size in (0, 10, len(whole.read_bytes()) // 2, len(whole.read_bytes())):
-        cut.write_bytes(whole.read_bytes()[:size])
+    data = whole.read_bytes()
+    twice = data[:200] + data  # a disk that was full took a half, and then all of it
+    for left in (b"", data[:10], data[: len(data) // 2], data, twice, data[:-9] + bytes(8) + b"\n"):
+        cut.write_bytes(left)
         assert list(answer_prompts(who, PROMPTS, recipe, cut)) == expected
         assert cut.read_bytes() == whole.read_bytes()
     assert list(read_answers(whole)) == expected
