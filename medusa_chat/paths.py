@@ -98,13 +98,19 @@ def drop_leftovers(folder: Path, pattern: str, seconds: float) -> None:
             continue  # another process was faster, or it is not ours
 
 
-def replace(source: str | Path, target: Path) -> None:
-    """os.replace, tried again where Windows refuses it because a program has one of them open, as
-    a virus scanner for a moment. Raises OSError."""
+def replace(source: Path, target: Path) -> None:
+    """Give a file or folder another name, whose content is on the disk by then, even if the machine
+    stops; tried again where Windows refuses it because a program has one of them open, as a virus
+    scanner for a moment. Raises OSError."""
+    for file in source.rglob("*") if source.is_dir() else [source]:
+        if file.is_file():
+            with open(file, "rb+") as stream:
+                os.fsync(stream.fileno())
     until = time.monotonic() + OPEN_SECONDS
     while True:
         try:
-            return os.replace(source, target)
+            os.replace(source, target)
+            return _sync_folder(target.parent)
         except PermissionError as error:
             if time.monotonic() >= until:
                 if OPEN_SECONDS:
@@ -128,13 +134,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     try:
         with open(handle, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        replace(name, path)
+        replace(Path(name), path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def write_folder(output: Path, fill: Callable[[Path], None]) -> int:

@@ -119,6 +119,6 @@ def _compile(command: Sequence[str], file: Path) -> None:
             text=True,
             timeout=SECONDS,
         )
-        os.replace(name, file)
+        paths.replace(Path(name), file)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -9,7 +9,6 @@ So its client, its headers and its lock bring the bytes into its folders. A file
 `<hash>.incomplete` until its size and hash are what the Hub says.
 """
 
-import os
 from pathlib import Path
 
 from medusa_chat import paths
@@ -68,8 +67,6 @@ def _fetch(part: RepoPlan, file: RepoFile, place: Path, state: TransferState) ->
             except HubError as error:
                 failures = failures + 1 if partial.size == before else 1
                 _wait(error, failures, file, state)
-        stream.flush()
-        os.fsync(stream.fileno())
     if partial.hasher.hexdigest() == file.blob:
         return True
     place.unlink()

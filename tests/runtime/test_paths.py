@@ -28,7 +28,9 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append("sync"), sync(handle)))
     monkeypatch.setattr(os, "replace", lambda *two: (done.append("name"), replace(*two)))
     paths.write_text(tmp_path / "file", "x")
-    assert done[:2] == ["sync", "name"]
+    assert done == ["sync", "name", "sync"]
+    paths.write_folder(tmp_path / "made", lambda folder: (folder / "file").write_text("x"))
+    assert done[3:] == ["sync", "name", "sync"]
 
 
 def test_a_file_that_a_scanner_has_open_for_a_moment_is_replaced(tmp_path, monkeypatch):
