@@ -19,7 +19,7 @@ async function askChats(more) {
 async function saveAll() {
   try {
     const url = URL.createObjectURL(await (await askChats()).blob());
-    const download = `medusa-chat ${new Date().toISOString().slice(0, 10)}.json`;
+    const download = `medusa-chat ${new Date().toLocaleDateString("sv")}.json`; // 2026-11-28
     Object.assign(document.createElement("a"), { href: url, download }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60000);
   } catch (error) {

@@ -3,7 +3,6 @@
 // for, "more": are there older ones, "key": of the tab, "takes": is a file taken in}. A row is drawn
 // again only when it has changed, so that focus and a title that is being written stay.
 const SEARCH_MS = 250;
-const DAY = 24 * 3600 * 1000;
 
 const field = make("input", "chat-list-search");
 const list = make("div", "chat-list");
@@ -20,10 +19,10 @@ function choose(id) {
 
 function group(time) {
   const now = new Date();
-  const today = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime();
-  if (time >= today) return "Today";
-  if (time >= today - DAY) return "Yesterday";
-  return time >= today - 7 * DAY ? "Last 7 days" : "Older";
+  const day = (ago) => new Date(now.getFullYear(), now.getMonth(), now.getDate() - ago).getTime();
+  if (time >= day(0)) return "Today";
+  if (time >= day(1)) return "Yesterday";
+  return time >= day(7) ? "Last 7 days" : "Older";
 }
 
 function place(row) {

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat.runtime.history import FILE, History
+from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.app import PageOptions, open_page
 from medusa_chat.ui.chat import conversation_list
 
@@ -205,6 +208,30 @@ def test_a_conversation_is_saved_as_a_file(tab):
         assert caught.value.suggested_filename == "keep this.md"
         text = Path(caught.value.path()).read_text("utf-8")
         assert text.startswith("# keep this\n\n## You\n\nkeep this\n\n## medusa-chat\n\n")
+
+
+HEADED = """() => [...document.querySelectorAll('.chat-list-when, .chat-row-title')]
+  .map(node => node.textContent).join(', ')"""
+
+
+def test_days_are_those_of_the_browser_and_may_have_25_hours(tab, served, folder, browser):
+    """In Newfoundland, where clocks were put back in the night to the second of November."""
+    now, store = datetime(2025, 11, 4, 1, 30, tzinfo=UTC), History(folder / FILE)  # 22:00 there
+    for hours, text in ((20, "same day"), (46.5, "first hour of the day before"), (47.5, "older")):
+        at = now.timestamp() - hours * 3600
+        kept = StoredConversation(MessageTree().plus("user", text), updated_at=at)
+        assert store.save(text.replace(" ", "-").ljust(20, "-"), kept)
+    with closing(browser.new_context(timezone_id="America/St_Johns")) as context:
+        there = context.new_page()
+        there.clock.set_fixed_time(now)
+        there.goto(served.url)
+        show_list(there)
+        wanted = "Today, same day, Yesterday, first hour of the day before, Last 7 days, older"
+        there.wait_for_function(f"wanted => ({HEADED})() === wanted", arg=wanted)
+        with there.expect_download() as caught:
+            there.get_by_role("button", name="Save all").click()
+        assert caught.value.suggested_filename == "medusa-chat 2025-11-03.json"
+        empty_list(there)
 
 
 DROP = """([name, text]) => {
