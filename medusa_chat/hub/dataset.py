@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from medusa_chat.hub.cache import cache_folder
+from medusa_chat.hub.cached_file import disk_errors
 from medusa_chat.hub.client import ask
 from medusa_chat.hub.environment import constants, is_offline
 from medusa_chat.hub.errors import HubError, offline_error
@@ -71,7 +73,8 @@ def _snapshot(repo: str, names: list[str] | None) -> Path:
             repo, repo_type="dataset", allow_patterns=names, local_files_only=is_offline()
         )
 
-    try:
-        return Path(ask(repo, call))
-    except errors.LocalEntryNotFoundError as error:
-        raise offline_error(repo) from error
+    with disk_errors(cache_folder()):
+        try:
+            return Path(ask(repo, call))
+        except errors.LocalEntryNotFoundError as error:
+            raise offline_error(repo) from error

@@ -1,5 +1,6 @@
 """What can be trained on: every kind of row, its labels, and packing that keeps rows apart."""
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -270,3 +271,12 @@ def test_name_that_is_no_data_set_is_refused_without_the_network() -> None:
         dataset_files("owner/..")
     with pytest.raises(HubError, match="network is off"):
         dataset_files("owner/never-fetched")
+
+
+def test_a_data_set_that_the_disk_does_not_take_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(HubError, match="hub cannot be written .No space left.*set HF_HOME"):
+        dataset_files("owner/name/file.jsonl")
