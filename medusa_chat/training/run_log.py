@@ -30,7 +30,7 @@ class RunLog:
     """
 
     def __init__(self, output: Path, can_stop: bool = True) -> None:
-        self.file = runs_folder() / f"{time.time_ns()}.jsonl"
+        self.file = runs_folder() / f"{_next_number()}.jsonl"
         self.can_stop, self._reason = can_stop, ""
         self._began, self._told = time.monotonic(), float("-inf")
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -110,6 +110,12 @@ class Run:
 def runs_folder() -> Path:
     """The folder of the logs of this user's trainings."""
     return paths.state_dir() / "runs"
+
+
+def _next_number() -> int:
+    """The time, or, where the clock was set back, what comes after the last log."""
+    kept = (int(file.stem) for file in runs_folder().glob("*.jsonl") if file.stem.isdigit())
+    return max(time.time_ns(), max(kept, default=0) + 1)
 
 
 def latest(last_seen: Run | None = None) -> Run | None:

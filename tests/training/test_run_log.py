@@ -93,6 +93,15 @@ def test_a_process_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
     assert not view["running"] and "--resume" in view["text"]
 
 
+def test_the_latest_one_is_the_last_that_began_whatever_the_clock_says(tmp_path, monkeypatch):
+    with RunLog(tmp_path / "before") as log:
+        log.tell(json.dumps({"event": "stage"}))
+    monkeypatch.setattr(run_log.time, "time_ns", lambda: 1)  # it was set back
+    with RunLog(tmp_path / "after") as log:
+        log.tell(json.dumps({"event": "stage"}))
+    assert latest().output == str(tmp_path / "after")
+
+
 def test_only_the_last_runs_are_kept(tmp_path):
     for _ in range(14):
         log_of(1, tmp_path)
