@@ -10,11 +10,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 
 APP = "medusa-chat"
 DATA_DIR_VARIABLE = "MEDUSA_CHAT_DATA_DIR"  # an environment variable: the worker inherits it
 OPEN_SECONDS = 2.0 if os.name == "nt" else 0.0  # a virus scanner looks at what is new at once
+STALE_SECONDS = 3600.0  # after which nobody is still writing a file
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -130,6 +132,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     Its folder is made when it is missing. Raises OSError; no half file stays behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    drop_leftovers(path.parent, f".{escape(path.name)}.*.tmp", STALE_SECONDS)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with open(handle, "wb") as file:

@@ -33,6 +33,16 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert done[3:] == ["sync", "name", "sync"]
 
 
+def test_what_a_killed_program_left_of_a_file_goes_when_it_is_written_again(tmp_path):
+    left, young, other = (tmp_path / f".{name}.x.tmp" for name in ("[a]", "[a].y", "a"))
+    for file in (left, young, other):
+        file.touch()
+    for file in (left, other):
+        os.utime(file, (0, 0))
+    paths.write_text(tmp_path / "[a]", "x")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "[a]", young, other])
+
+
 def test_a_file_that_a_scanner_has_open_for_a_moment_is_replaced(tmp_path, monkeypatch):
     """Windows refuses to replace it; what took an hour was thrown away."""
     refusals, replace = [1, 2, 3], os.replace
