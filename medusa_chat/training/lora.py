@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.checkpoints.adapters import wrapped_by_peft
-from medusa_chat.training.adapted_linear import fuse_adapters
 from medusa_chat.training.stage_recipes import JointRecipe
 
 
@@ -26,9 +25,7 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
         target_modules=list(names),
     )
     torch.manual_seed(recipe.heads.seed)
-    wrapped = wrapped_by_peft(model.requires_grad_(False), config)
-    fuse_adapters(wrapped)
-    return wrapped, names
+    return wrapped_by_peft(model.requires_grad_(False), config), names
 
 
 def linear_names(model: Any) -> tuple[str, ...]:

@@ -53,8 +53,9 @@ def memory_bytes(
     states = 2 if heads.weight.is_cuda else 8  # AdamW in 8 bit there
     trained = (sum(p.numel() for p in heads.parameters()) + adapter) * (12 + states)
     logits = 3 * 4 * ROWS_AT_ONCE * len(heads) * config.vocab_size
-    width = config.hidden_size * model.dtype.itemsize
-    passes = recipe.batch_tokens * width * (12 * (config.num_hidden_layers if adapter else 2))
+    layers = config.num_hidden_layers if adapter else 2
+    held = 12 * model.dtype.itemsize + (22 * 4 if adapter else 0)  # peft's inputs in fp32
+    passes = recipe.batch_tokens * config.hidden_size * held * layers
     return int(weights + trained + logits + passes + cached)
 
 

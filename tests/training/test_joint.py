@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import socket
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,12 @@ def test_adapter_is_on_every_linear_and_an_untied_lm_head(folder: Path) -> None:
     seven = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
     assert set(linear_names(read(folder / "backbone"))) == seven | {"lm_head"}
     assert set(linear_names(read(folder / "tied"))) == seven
+
+
+def test_an_adapter_is_made_without_a_warning(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        add_adapter(read(folder / "backbone"), RECIPE)
 
 
 def test_teacher_is_the_backbone_without_its_adapter(folder: Path) -> None:
