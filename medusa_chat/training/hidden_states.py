@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from medusa_chat.training.events import HiddenStates
 from medusa_chat.training.loss import HeadInputs, head_inputs
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.teacher_states import TeacherStates
 
 
 def stream_batches(
@@ -31,23 +29,6 @@ def stream_batches(
                 own = group.share(rows)
                 yield step, own or [replace(rows[0], is_label=(False,) * len(rows[0].ids))]
             step += 1
-
-
-def stream_inputs(
-    model: Any,
-    heads: int,
-    examples: Sequence[Example],
-    recipe: HeadRecipe,
-    start: int,
-    group: ProcessGroup,
-    kept: TeacherStates | None = None,
-) -> Iterator[tuple[int, HeadInputs]]:
-    """(step, inputs) from step `start` on, with a pass of the backbone at every step. kept: where
-    a joint stage follows that needs these passes again."""
-    for step, rows in stream_batches(examples, recipe, start, group):
-        batch = collate(rows)
-        keep = None if kept is None else partial(kept.keep, step, batch)
-        yield step, head_inputs(model, batch, heads, keep)
 
 
 def caching_inputs(

@@ -19,7 +19,6 @@ from medusa_chat.training.optimizers import adamw, head_optimizers
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import JointRecipe
-from medusa_chat.training.teacher_states import TeacherStates
 from medusa_chat.training.training_loop import run_steps
 from medusa_chat.training.training_state import restore_state, save_state
 
@@ -42,10 +41,9 @@ def train_jointly(
     state: Path | None = None,
     group: ProcessGroup = ALONE,
     short: ShortVocabulary | None = None,
-    kept: TeacherStates | None = None,
 ) -> Iterator[TrainStep | Evaluated]:
     """Train the adapter of `model` (see add_adapter) and `heads` in place. state, held_out, group,
-    short and errors: as in train_heads. kept: what its stage has kept."""
+    short and errors: as in train_heads."""
     from peft import set_peft_model_state_dict
 
     heads.requires_grad_(True)
@@ -61,9 +59,8 @@ def train_jointly(
     def loss(step: int, rows: Sequence[Example]) -> HeadLosses:
         # the dropout depends on seed, step and process alone: a resumed training repeats it
         torch.manual_seed(recipe.heads.seed + SEED_STRIDE * step + group.rank)
-        states = None if kept is None else kept.take(step)
         weight = weight_of_heads(step, recipe)
-        return joint_loss(model, heads, rows, recipe, weight, group, True, short, states)
+        return joint_loss(model, heads, rows, recipe, weight, group, True, short)
 
     evaluation = partial(evaluate_jointly, model, heads, held_out, recipe) if held_out else None
     yield from run_steps(

@@ -27,7 +27,6 @@ from medusa_chat.training.loss import (
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import JointRecipe
-from medusa_chat.training.teacher_states import next_tokens
 
 
 def joint_loss(
@@ -39,12 +38,10 @@ def joint_loss(
     group: ProcessGroup = ALONE,
     dropout: bool = False,
     short: ShortVocabulary | None = None,
-    teacher_states: Tensor | None = None,
 ) -> HeadLosses:
     """L_LM + weight x L_Medusa-1 (Medusa, arXiv 2401.10774, 2.2.2) over this process's rows; the
     means are over the labels of all processes. model: a peft model, see add_adapter. short: the
-    vocabulary of the heads' loss, of an LM head without an adapter. teacher_states: of these rows,
-    see TeacherStates, where they are known."""
+    vocabulary of the heads' loss, of an LM head without an adapter."""
     base = model.get_base_model()
     device = base.get_input_embeddings().weight.device
     batch = collate(rows)
@@ -53,10 +50,7 @@ def joint_loss(
     targets = targets if short is None else short.columns(targets)
     is_label, is_target = labels != IGNORED, (targets != IGNORED).any(-1)
     lm_count = group.sum(is_label.sum()).clamp(min=1)
-    wanted = labels[is_label]
-    if recipe.distill:
-        is_known = teacher_states is not None
-        wanted = teacher_states if is_known else _teacher_states(model, batch, is_label)
+    wanted = _teacher_states(model, batch, is_label) if recipe.distill else labels[is_label]
     set_dropout(model, dropout)
     hidden = run_decoder(base, batch)
     lm_head = LogitHead(base.get_output_embeddings(), base.config.get_text_config())
@@ -69,6 +63,13 @@ def joint_loss(
     drafted_by = lm_head if short is None else short.lm_head
     medusa = medusa_loss(heads, drafted_by, *inputs, decay, group=group, trainable=trainable)
     return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
+
+
+def next_tokens(batch: Batch) -> Tensor:
+    """[b, t] int64: the next token where it is a label, otherwise IGNORED."""
+    labels = torch.full_like(batch.ids, IGNORED)
+    labels[:, :-1] = batch.ids[:, 1:].masked_fill(~batch.is_label[:, 1:], IGNORED)
+    return labels
 
 
 @torch.no_grad()

@@ -63,17 +63,13 @@ class HeadInputs(NamedTuple):
         return HeadInputs(*(tensor[chosen] for tensor in self))
 
 
-def head_inputs(
-    model: Any, batch: Batch, heads: int, keep: Callable[[Tensor], None] | None = None
-) -> HeadInputs:
+def head_inputs(model: Any, batch: Batch, heads: int) -> HeadInputs:
     """Run the frozen backbone over a batch: the inputs, on its device, of hidden states after the
-    final norm. keep: is given the hidden states [b, t, d]."""
+    final norm."""
     device = model.get_input_embeddings().weight.device
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
-    if keep is not None:
-        keep(hidden)
     chosen = (targets != IGNORED).any(-1)
     # indexing outside inference mode copies, so autograd may keep the result
     roots = batch.next_ids.to(device)[chosen]

@@ -8,13 +8,12 @@ from typing import Any
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import Example, group_by_length
+from medusa_chat.training.data import Example
 from medusa_chat.training.lora import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import TrainingSetup
 from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.teacher_states import BYTES, needs_teacher_twice
 from medusa_chat.units import gb
 
 FEW_STEPS = 50
@@ -107,10 +106,6 @@ def plan(
     labels = sum(sum(example.is_label) for example in examples)
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
     cached = labels * width if stage.cache_hidden else 0
-    if needs_teacher_twice(recipe):
-        in_epoch = len(group_by_length(examples, stage.batch_tokens, stage.seed))
-        states = labels * width * stage.steps // in_epoch
-        cached += min(states, BYTES.get(setup.device.type, 0))
     needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged")
     return Plan(
         backbone=request.backbone,

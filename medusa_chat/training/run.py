@@ -26,7 +26,6 @@ from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
-from medusa_chat.training.teacher_states import teacher_states
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
 from medusa_chat.training.work_folder import begun, work_folder
@@ -98,17 +97,16 @@ def _train(
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
     short = learnt_vocabulary(setup, recipe, tokens)
     yield plan(request, setup, heads, examples, held_out, stage)
-    kept = teacher_states(recipe, setup.device)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
-        alone = stage, held_out, folder / "heads.pt", group, None, short, kept
+        alone = stage, held_out, folder / "heads.pt", group, None, short
         yield from train_heads(setup.model, setup.lm_head, heads, examples, *alone)
     adapter = Adapter()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
         joint = joint_recipe(recipe, stage)
         wrapped, layers = add_adapter(setup.model, joint)
-        settings = held_out, folder / "joint.pt", group, short, kept
+        settings = held_out, folder / "joint.pt", group, short
         yield from train_jointly(wrapped, heads, examples, joint, *settings)
         adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()

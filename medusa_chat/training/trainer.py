@@ -12,7 +12,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
-from medusa_chat.training.hidden_states import caching_inputs, draw_inputs, stream_inputs
+from medusa_chat.training.hidden_states import caching_inputs, draw_inputs, stream_batches
 from medusa_chat.training.loss import (
     HeadInputs,
     LMHead,
@@ -24,7 +24,6 @@ from medusa_chat.training.optimizers import head_optimizers
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.teacher_states import TeacherStates
 from medusa_chat.training.training_loop import run_steps
 from medusa_chat.training.training_state import restore_state, save_state
 
@@ -69,7 +68,6 @@ def train_heads(
     group: ProcessGroup = ALONE,
     cached: HeadInputs | None = None,
     short: ShortVocabulary | None = None,
-    kept: TeacherStates | None = None,
 ) -> Iterator[HiddenStates | TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
@@ -77,8 +75,7 @@ def train_heads(
     which a training goes on; an interrupted training gives the same heads, bit for bit on a CPU.
     Several processes give the heads of a single one that does not cache hidden states. cached: the
     examples' inputs, where the caller has run the backbone already. short: the vocabulary of the
-    loss; evaluations are over all tokens. kept: see stream_inputs. Raises MedusaChatError
-    when a loss is not finite.
+    loss; evaluations are over all tokens. Raises MedusaChatError when a loss is not finite.
     """
     model.requires_grad_(False).eval()
     heads.requires_grad_(True)
@@ -89,7 +86,8 @@ def train_heads(
     if cached is not None:
         batches = draw_inputs(cached, recipe, start)
     else:
-        batches = stream_inputs(model, len(heads), examples, recipe, start, group, kept)
+        streamed = stream_batches(examples, recipe, start, group)
+        batches = ((step, head_inputs(model, collate(rows), len(heads))) for step, rows in streamed)
     learnt_by = lm_head
     if short is not None:
         learnt_by, columns = short.lm_head, short.columns

@@ -20,7 +20,7 @@ from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.data import Example, collate
 from medusa_chat.training.hidden_states import stream_batches
 from medusa_chat.training.joint import train_jointly, weight_of_heads
-from medusa_chat.training.joint_loss import joint_loss
+from medusa_chat.training.joint_loss import joint_loss, next_tokens
 from medusa_chat.training.lora import add_adapter, linear_names
 from medusa_chat.training.loss import (
     IGNORED,
@@ -30,8 +30,7 @@ from medusa_chat.training.loss import (
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.short_vocabulary import ShortVocabulary
 from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
-from medusa_chat.training.teacher_states import TeacherStates, next_tokens
-from medusa_chat.training.trainer import new_heads, train_heads
+from medusa_chat.training.trainer import new_heads
 
 HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2)
 RECIPE = JointRecipe(heads=HEADS, learning_rate=1e-2, rank=4)
@@ -144,30 +143,6 @@ def test_teacher_is_the_backbone_without_its_adapter(folder: Path) -> None:
     moved = joint_loss(wrapped, heads, rows, distilled, 0.0).lm
     assert fresh is not None and moved is not None
     assert abs(float(fresh)) < 1e-6 < 1e-3 < float(moved)
-
-
-@pytest.mark.parametrize(("most", "passes"), [(0, 5), (10**9, 0), (2 * 4 * 10 * 32 * 4, 3)])
-def test_kept_states_of_the_teacher_save_its_passes_and_change_nothing(
-    folder: Path, most: int, passes: int
-) -> None:
-    """5 steps of two epochs. The batches of 60 tokens have 4, 4 and 1 examples of 10 labels."""
-    distilled = JointRecipe(heads=HEADS, distill=True, rank=4, learning_rate=1e-2)
-
-    def run(kept: TeacherStates | None) -> tuple[list[float], int]:
-        model = read(folder / "backbone")
-        heads = new_heads(model.lm_head, 2)
-        alone = replace(HEADS, cache_hidden=False)
-        list(train_heads(model, model.lm_head, heads, examples(), alone, kept=kept))
-        wrapped, _ = add_adapter(model, distilled)
-        runs: list[bool] = []
-        layer = wrapped.get_base_model().model.layers[0].mlp.up_proj
-        layer.register_forward_pre_hook(lambda part, _: runs.append(part.disable_adapters))
-        events = train_jointly(wrapped, heads, examples(), distilled, kept=kept)
-        return [event.loss for event in events], sum(runs)
-
-    wanted, every = run(None)
-    found, without_adapter = run(TeacherStates(most))
-    assert found == wanted and every == 5 and without_adapter == passes
 
 
 def test_sine_grows_to_its_peak_at_the_last_step() -> None:
