@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 ChunkLoss = Callable[[slice, Tensor], Tensor]
-DIVERGENCE_ROWS = 16  # rows of a divergence that are computed at a time
 
 
 def chunked_sum(
@@ -78,66 +77,3 @@ class _WithGradients(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         held, ctx.gradients = ctx.gradients, None
         return None, None, *(None if g is None else g.mul_(outer[0].to(g.dtype)) for g in held)
-
-
-def cross_entropy(logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
-    """logits float32 [..., V], wanted int64 [...] -> losses float32 [...] in nats, 0 where `wanted`
-    is `ignored`.
-
-    Half the passes over memory of torch's own. backward() may be called once: the gradient is
-    computed in the memory of the probabilities. `logits` are not changed.
-    """
-    losses: Tensor = _CrossEntropy.apply(logits, wanted, ignored)
-    return losses
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
-        is_wanted = wanted != ignored
-        index = wanted.where(is_wanted, 0).unsqueeze(-1)
-        largest, first = logits.max(-1, keepdim=True)
-        probabilities = logits.softmax(-1)
-        # the logarithm of the largest probability is exact; that of the wanted one may be log 0
-        log_largest = probabilities.gather(-1, first).log()
-        losses = (largest - logits.gather(-1, index)) - log_largest
-        ctx.is_wanted, ctx.index, ctx.probabilities = is_wanted, index, probabilities
-        return losses.squeeze(-1).where(is_wanted, 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
-        gradient, ctx.probabilities = ctx.probabilities, None
-        minus_one = torch.full_like(ctx.index, -1, dtype=gradient.dtype)
-        gradient.scatter_add_(-1, ctx.index, minus_one)
-        return gradient.mul_(outer[0].where(ctx.is_wanted, 0.0).unsqueeze(-1)), None, None
-
-
-def divergence(logits: Tensor, teacher: Tensor) -> Tensor:
-    """The sum, a scalar in nats, of KL(softmax(teacher) || softmax(logits)) over rows of logits
-    [n, V] each, both of one floating dtype. The teacher has no gradient.
-
-    Less than half of the time of torch's own: the gradient alone is as large as the logits, all
-    else is of a few rows and stays in a processor's cache. backward() may be called once.
-    """
-    found: Tensor = _Divergence.apply(logits, teacher)
-    return found
-
-
-class _Divergence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, teacher: Tensor) -> Tensor:
-        ctx.gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        total = logits.new_zeros(())
-        for start in range(0, len(logits), DIVERGENCE_ROWS):
-            part = slice(start, start + DIVERGENCE_ROWS)
-            ours, theirs = logits[part].log_softmax(-1), teacher[part].log_softmax(-1)
-            wanted = theirs.exp()
-            total += theirs.sub_(ours).mul_(wanted).sum()
-            if ctx.gradient is not None:
-                torch.sub(ours.exp_(), wanted, out=ctx.gradient[part])
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
-        gradient, ctx.gradient = ctx.gradient, None
-        return gradient.mul_(outer[0]), None

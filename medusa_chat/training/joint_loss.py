@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy, divergence
+from medusa_chat.training.chunked_loss import chunked_sum
 from medusa_chat.training.data import Batch, Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated
 from medusa_chat.training.lora import set_dropout
@@ -95,10 +96,10 @@ def _lm_loss(
     def chunk_loss(chunk: slice, rows: Tensor) -> Tensor:
         goal, logits = wanted[chunk], lm_head(rows).float()
         if not goal.is_floating_point():
-            return cross_entropy(logits, goal, IGNORED).sum() / count
+            return F.cross_entropy(logits, goal, reduction="sum") / count
         with torch.no_grad():
-            aim = teacher(goal).float()
-        return divergence(logits, aim) / count
+            aim = teacher(goal).float().log_softmax(-1)
+        return F.kl_div(logits.log_softmax(-1), aim, reduction="sum", log_target=True) / count
 
     return chunked_sum(chunk_loss, hidden, ROWS_AT_ONCE, trainable)
 

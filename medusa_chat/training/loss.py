@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
-from medusa_chat.training.chunked_loss import chunked_sum, cross_entropy
+from medusa_chat.training.chunked_loss import chunked_sum
 from medusa_chat.training.data import Batch
 from medusa_chat.training.events import Evaluated, TopShares
 from medusa_chat.training.process_group import ALONE, ProcessGroup
@@ -124,7 +124,8 @@ def _sums(
     with half_precision(hidden):
         logits = heads(hidden, roots, lm_head).float()
     wanted = targets.T
-    losses = cross_entropy(logits, wanted, IGNORED)
+    flat = logits.flatten(0, 1), wanted.flatten()
+    losses = F.cross_entropy(*flat, ignore_index=IGNORED, reduction="none").view_as(wanted)
     best = logits.detach().topk(min(RANKS, logits.shape[-1]), dim=-1).indices
     hits = (best == wanted.unsqueeze(-1)).sum(1)
     hits = F.pad(hits, (0, RANKS - hits.shape[1]))
