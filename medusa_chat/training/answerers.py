@@ -1,8 +1,7 @@
 """Answerers: a backbone's own answers to prompts, by our engine or by transformers in batches."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -32,10 +31,8 @@ class Answerer(Protocol):
     """Answers prompts (token ids) with the backbone alone. name: how it decodes, kept with the
     answers. ends: ids of the tokens that end an answer."""
 
+    name: str
     ends: tuple[int, ...]
-
-    @property
-    def name(self) -> str: ...
 
     def answer(
         self, batches: Sequence[PromptBatch], most: int, skip: int = 0
@@ -54,37 +51,9 @@ def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     short = short_length(config.to_dict()) or context
     # a row sees its whole text there, with longrope's factors of the passes that train
     fits = context <= min(width, short)
-    if native.can_run(model) and fits and native_build.library() is not None:
-        return LazyAnswerer(lambda: _native_or_batches(model, context, ends), ends)
-    return BatchAnswerer(model, ends)
-
-
-def _native_or_batches(model: Any, context: int, ends: Sequence[int]) -> Answerer:
-    step = native_step(model, context)
+    has_pass = native.can_run(model) and fits and native_build.library() is not None
+    step = native_step(model, context) if has_pass else None
     return BatchAnswerer(model, ends) if step is None else EngineAnswerer(step, ends)
-
-
-class LazyAnswerer:
-    """The answerer that `make` makes, made at the first prompt: none of its time and memory is
-    spent where all answers are there already."""
-
-    def __init__(self, make: Callable[[], Answerer], ends: Sequence[int]) -> None:
-        self._make, self.ends = make, tuple(ends)
-
-    @cached_property
-    def _made(self) -> Answerer:
-        return self._make()
-
-    @property
-    def name(self) -> str:
-        """See Answerer."""
-        return self._made.name
-
-    def answer(
-        self, batches: Sequence[PromptBatch], most: int, skip: int = 0
-    ) -> Iterator[list[int]]:
-        """See Answerer."""
-        yield from self._made.answer(batches, most, skip)
 
 
 class BatchAnswerer:

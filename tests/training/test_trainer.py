@@ -508,16 +508,6 @@ def test_where_our_c_gives_other_numbers_batches_answer(library, monkeypatch):
     assert list(found.answer(GREEDY, 8)) == expected
 
 
-def test_nothing_is_built_where_all_answers_are_there(tmp_path, library, monkeypatch):
-    recipe, path = DistillRecipe(max_new_tokens=4), tmp_path / "a.jsonl"
-    expected = list(
-        answer_prompts(fastest_answerer(make_model(), 128, [END]), PROMPTS, recipe, path)
-    )
-    monkeypatch.delattr(answerers, "native_step")
-    again = fastest_answerer(make_model(), 128, [END])
-    assert list(answer_prompts(again, PROMPTS, recipe, path)) == expected
-
-
 def test_a_model_that_c_does_not_know_is_answered_in_batches():
     model = make_model().to(torch.float16)
     assert isinstance(fastest_answerer(model, 128, [END]), BatchAnswerer)
