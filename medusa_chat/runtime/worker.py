@@ -1,46 +1,95 @@
 """Worker: holds the model of a process and does what is asked of it. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 from torch import Tensor
 
+from medusa_chat.checkpoints.chat_template import renderer
+from medusa_chat.checkpoints.devices import choose_device
+from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.memory import refuse_out_of_memory
-from medusa_chat.messages import LoadRequest, Peek, PeekRequest, Ranked, Request
-from medusa_chat.runtime.model_slot import ModelSlot
+from medusa_chat.checkpoints.memory import device_memory, refuse_out_of_memory, release
+from medusa_chat.errors import LoadStopped, ModelError
+from medusa_chat.messages import (
+    BEFORE_READING,
+    DeviceMemory,
+    LoadPhase,
+    LoadRequest,
+    Peek,
+    PeekRequest,
+    Ranked,
+    Request,
+)
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
 from medusa_chat.runtime.tuner import tune_unless_known, use_tree
 
 
 class Worker:
-    """The model of a process. The one place where a request becomes a call."""
+    """The one place where a request becomes a call. loaded: the one model of the process, None
+    before the first load and after one that failed while reading."""
 
     def __init__(self) -> None:
-        self.slot = ModelSlot()
+        self.loaded: LoadedModel | None = None
 
     def handle(
         self, request: Request[Any], should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Any]:
         """What a request brings, value by value. should_stop is asked between values; closing the
         iterator stops at once. Raises MedusaChatError for what is refused."""
-        slot = self.slot
         match request:
             case LoadRequest():
-                yield from slot.load(request, should_stop)
+                yield from self.load(request, should_stop)
             case Reply():
-                yield from reply(slot.require(), request, should_stop)
+                yield from reply(self.require(), request, should_stop)
             case PeekRequest():
-                yield peek(slot.require(), request)
+                yield peek(self.require(), request)
             case Tune(again):
-                yield from tune_unless_known(slot.require(), should_stop, again)
+                yield from tune_unless_known(self.require(), should_stop, again)
             case UseTree(tree):
-                yield use_tree(slot.require(), tree)
+                yield use_tree(self.require(), tree)
             case MeasureMemory(device):
-                yield slot.measure_memory(device)
+                yield self.measure_memory(device)
             case _:
                 raise TypeError(f"a worker cannot handle {type(request).__name__}")
+
+    def load(self, request: LoadRequest, should_stop: Callable[[], bool]) -> Iterator[LoadPhase]:
+        """Load phase by phase. The present model stays until the files of the next one are here,
+        and is freed before they are read. Raises ModelError for a checkpoint that is refused, and
+        LoadStopped at the first phase, or progress of a download, where should_stop() is true."""
+        with suppress(OSError):  # the first conversation will say why
+            renderer().start()  # now, so that it has begun before that one comes
+        with closing(load(request)) as phases:
+            for phase, model in phases:
+                if phase.name not in BEFORE_READING:
+                    self._replace(model)
+                yield phase
+                if phase.model is None and should_stop():
+                    raise LoadStopped(self._stopped(request, phase))
+
+    def require(self) -> LoadedModel:
+        """The model. Raises ModelError without one."""
+        if self.loaded is None:
+            raise ModelError("no model is loaded: load one first")
+        return self.loaded
+
+    def measure_memory(self, device: str) -> DeviceMemory:
+        """What the next model may take of a device. Raises DeviceError."""
+        held = self.loaded.info.memory_bytes if self.loaded else 0
+        return device_memory(choose_device(device), held)
+
+    def _replace(self, model: LoadedModel | None) -> None:
+        before, self.loaded = self.loaded, model
+        if before is not None and model is None:
+            del before
+            release()
+
+    def _stopped(self, request: LoadRequest, phase: LoadPhase) -> str:
+        kept = "; what was downloaded is kept" if phase.name == "download" else ""
+        here = f"{self.loaded.info.name} stays loaded" if self.loaded else "no model is loaded"
+        return f"loading {request.checkpoint} was stopped{kept}: {here}"
 
 
 def peek(loaded: LoadedModel, request: PeekRequest) -> Peek:

@@ -334,7 +334,7 @@ def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
     list(session.lifecycle.run(LoadRequest(str(folder))))
     settings = GenerationSettings(max_new_tokens=12, seed=1)
     expected = list(session.lifecycle.run(Reply("hello there", settings)))[-1].token_ids
-    engine = session.runner.worker.slot.loaded.engine
+    engine = session.runner.worker.loaded.engine
     engine.forget()
     linear = engine.backbone.lm_head.linear
     calls, run = iter(range(10**6)), linear.forward

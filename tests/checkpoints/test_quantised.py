@@ -25,7 +25,7 @@ from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.model_slot import ModelSlot
+from medusa_chat.runtime.worker import Worker
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +119,13 @@ def test_models_lists_what_is_kept_and_rm_frees_it(tmp_path, capsys):
 
 def test_every_tensor_of_the_old_model_is_gone_before_the_next_is_read(tmp_path):
     folders = [write_checkpoint(tmp_path / name) for name in ("one", "two")]
-    slot = ModelSlot()
+    worker = Worker()
     watched = []
     for turn in range(6):
-        for phase in slot.load(LoadRequest(str(folders[turn % 2]))):
+        for phase in worker.handle(LoadRequest(str(folders[turn % 2]))):
             if phase.name == "read":
                 assert not [ref for ref in watched if ref() is not None]
-        engine = slot.loaded.engine
+        engine = worker.loaded.engine
         parts = [*engine.backbone.model.parameters(), *engine.heads.parameters()]
         watched = [weakref.ref(tensor) for tensor in [*parts, *engine.backbone.cache._blocks]]
         del engine, parts

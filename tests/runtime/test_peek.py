@@ -106,7 +106,7 @@ def test_the_top_ten_are_in_order_and_sum_below_one(demo):
 
 
 def test_a_look_leaves_the_cache_for_the_next_turn(demo):
-    engine = demo.runner.worker.slot.loaded.engine
+    engine = demo.runner.worker.loaded.engine
     answer = answered(demo, HELLO)
     before = list(engine._ids)
     states = [block[:, :, :, : len(before)].clone() for block in engine.backbone.cache._blocks]
@@ -126,7 +126,7 @@ def test_a_look_leaves_the_cache_for_the_next_turn(demo):
 
 
 def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
-    engine = demo.runner.worker.slot.loaded.engine
+    engine = demo.runner.worker.loaded.engine
     first = answered(demo, HELLO)
     second = answered(demo, [{"role": "user", "content": "What is the capital of Spain?"}])
     held = list(engine._ids)
@@ -142,7 +142,7 @@ def test_a_look_into_another_text_keeps_what_they_share(demo, monkeypatch):
 
 
 def test_a_failing_look_leaves_the_cache(demo, monkeypatch):
-    engine = demo.runner.worker.slot.loaded.engine
+    engine = demo.runner.worker.loaded.engine
     answer = answered(demo, HELLO)
     held = list(engine._ids)
     monkeypatch.setattr(engine.backbone, "decoder", None)

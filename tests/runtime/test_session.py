@@ -431,7 +431,7 @@ def test_a_stop_while_a_long_prompt_is_read_ends_there_and_keeps_what_was_read(f
     session = Session(InProcess())
     list(session.lifecycle.run(LoadRequest(str(folder))))
     whole = list(session.lifecycle.run(Reply("hello " * 20, SETTINGS)))
-    engine = session.runner.worker.slot.require().engine
+    engine = session.runner.worker.require().engine
     engine.forget()
     engine.backbone.chunk = 16
     seen = []
