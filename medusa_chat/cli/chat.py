@@ -2,13 +2,13 @@
 
 import sys
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
 
 from medusa_chat.cli.generate import DecodingOptions
-from medusa_chat.cli.options import LoadOptions, flag, refuse_unknown_tree, value
+from medusa_chat.cli.options import value
 from medusa_chat.cli.progress_line import note
 from medusa_chat.cli.prompts import clean_text
 from medusa_chat.cli.terminal import answer, show_load
@@ -28,29 +28,24 @@ ASK = "> "
 
 @dataclass(frozen=True)
 class TalkOptions:
-    """How a conversation begins, and what is told of it."""
+    """How a conversation begins, and its own temperature."""
 
     system: Annotated[str | None, value("TEXT", "System prompt of the conversation.")] = None
-    verbose: Annotated[
-        bool, flag("--verbose", "Report how the model was loaded and what drafts.")
-    ] = False
     temperature: Annotated[float, Option(help="0 to 2; 0: greedy.")] = 0.7
 
 
 @dataclass(frozen=True)
-class Chat(TalkOptions, DecodingOptions, LoadOptions):
+class Chat(TalkOptions, DecodingOptions):
     """Chat in the terminal: one line is one message. Nothing of it is kept."""
 
     def run(self) -> None:
         """Check the options, load the model in this process, and talk until the input ends."""
         request = self.load_request()
         settings = self.settings()
-        refuse_unknown_tree(self.tree, self.nodes)
         system = clean_text(self.system, "--system") if self.system is not None else ""
         first: list[Message] = [{"role": "system", "content": system}] if system else []
         with closing(InProcess()) as runner:
-            load = replace(request, tree=self.tree, nodes=self.nodes)
-            show_load(runner.run(load), self.verbose)
+            show_load(runner.run(request), self.verbose)
             note(HELP)
             said = list(first)
             while (line := _asked()) is not None:

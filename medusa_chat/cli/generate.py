@@ -21,6 +21,7 @@ from medusa_chat.cli.prompts import as_asked, read_prompts
 from medusa_chat.cli.terminal import answer, opened, require_folder, show_load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
 
@@ -42,14 +43,12 @@ class PromptOptions:
     raw: Annotated[bool, flag("--raw", "Use no chat template.")] = False
     as_json: Annotated[bool, flag("--json", "Print one JSON event per line.")] = False
     trace: Annotated[Path | None, file_path("Also write the events here.")] = None
-    verbose: Annotated[
-        bool, flag("--verbose", "Report how the model was loaded and what drafts.")
-    ] = False
 
 
 @dataclass(frozen=True)
-class DecodingOptions:
-    """The fields of GenerationSettings, which checks them."""
+class DecodingOptions(LoadOptions):
+    """Options of a command that answers: the fields of GenerationSettings, which checks them, and
+    what is told of the model."""
 
     drafter: Annotated[
         str | None,
@@ -78,34 +77,41 @@ class DecodingOptions:
     stop: Annotated[
         list[str] | None, value("TEXT", "End the answer before this text; repeatable.")
     ] = None
+    verbose: Annotated[
+        bool, flag("--verbose", "Report how the model was loaded and what drafts.")
+    ] = False
+
+    def load_request(self) -> LoadRequest:
+        """The request to load the model for these answers alone. Raises UsageError."""
+        return replace(super().load_request(), tree=self.tree, nodes=self.nodes)
 
     def settings(self) -> GenerationSettings:
         """The settings of every answer. Raises UsageError."""
-        values = values_of(DecodingOptions, self)
+        values = values_of(GenerationSettings, self)
         try:
-            return GenerationSettings(**values | {"stop": tuple(self.stop or ())})
+            settings = GenerationSettings(**values | {"stop": tuple(self.stop or ())})
         except UsageError as error:
             name, _, rest = str(error).partition(" ")
             option = f"--{name.replace('_', '-')}" if name in values else name
             raise UsageError(f"{option} {rest}") from None
+        refuse_unknown_tree(self.tree, self.nodes)
+        return settings
 
 
 @dataclass(frozen=True)
-class Generate(DecodingOptions, LoadOptions, PromptOptions):
+class Generate(DecodingOptions, PromptOptions):
     """Answer one or more prompts in turn."""
 
     def run(self) -> None:
         """Check the options, load the model in this process, and print the answers."""
         request = self.load_request()
         settings = self.settings()
-        refuse_unknown_tree(self.tree, self.nodes)
         given = read_prompts(self.prompt, self.prompt_file, self.messages, self.prompts)
         prompts = [as_asked(prompt, self.raw) for prompt in given]
         if self.trace is not None:
             require_folder(self.trace, self.prompt_file, self.messages, self.prompts)
         with opened(self.trace) as file, closing(InProcess()) as runner:
-            load = replace(request, tree=self.tree, nodes=self.nodes)
-            show_load(runner.run(load), self.verbose)
+            show_load(runner.run(request), self.verbose)
             with suppress(OSError):  # a pipe or a device has no old text
                 file and file.truncate(0)
             for number, prompt in enumerate(prompts, start=1):
