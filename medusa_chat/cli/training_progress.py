@@ -24,7 +24,7 @@ NAMES = {
 BAR = 20
 FEW_POSITIONS = 1000  # of held-out answers: the tree is made for them, and fits others less well
 POOR = 1.15  # tokens a step
-RECENT = 64  # answers whose speed is shown; those that an earlier run left come at once
+RECENT = 64  # events whose speed is shown; answers that an earlier run left come at once
 
 
 def event_json(event: Any) -> str:
@@ -47,11 +47,9 @@ class TrainingView:
 
     def _begin(self) -> None:
         """Begin a stage, whose speed is measured from here."""
-        self.started = self.told = time.monotonic()
-        self.first: int | None = None
-        self.labels = 0
-        # when answers came, how many there were, and their tokens
-        self.answers = deque([(self.started, 0, 0)], maxlen=RECENT)
+        self.told, self.tokens = time.monotonic(), 0
+        # when answers, steps or examples were done, how many there were, and their tokens
+        self.recent = deque([(self.told, 0, 0)], maxlen=RECENT)
 
     def say(self, line: str) -> None:
         """One line that stays, on stderr."""
@@ -89,45 +87,35 @@ class TrainingView:
                 print(line, flush=True)
 
     def _step(self, event: Any) -> None:
-        self.labels += event.labels
-        left = self._left(event.step, event.steps)
-        speed = self.labels / max(time.monotonic() - self.started, 1e-9)
+        if not self.tokens:  # steps of an earlier, resumed run do not count
+            self.recent[0] = self.recent[0][0], event.step - 1, 0
+        speed, left = self._pace(event.step, event.steps, self.tokens + event.labels)
         lm = "" if event.lm_loss is None else f" (backbone {event.lm_loss:.3f})"
         text = (
-            f"step {event.step}/{event.steps}  {left}  {speed:,.0f} tokens/s  "
+            f"step {event.step}/{event.steps}  {left}  {speed}  "
             f"loss {event.loss:.3f}{lm}  top-1 {heads_shown(row[:1] for row in event.top)}"
         )
         self._progress(event.step, event.steps, text)
 
     def _answered(self, event: Any) -> None:
-        now, (since, done, tokens) = time.monotonic(), self.answers[0]
-        self.answers.append((now, event.done, event.tokens))
-        seconds = max(now - since, 1e-9)
-        left = duration((event.total - event.done) * seconds / (event.done - done))
-        speed = (event.tokens - tokens) / seconds
-        text = (
-            f"answer {event.done}/{event.total}  {event.tokens:,} tokens  "
-            f"{speed:,.0f} tokens/s  {left} left"
-        )
+        pace = "  ".join(self._pace(event.done, event.total, event.tokens))
+        text = f"answer {event.done}/{event.total}  {event.tokens:,} tokens  {pace}"
         self._progress(event.done, event.total, text)
 
     def _hidden(self, event: Any) -> None:
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        left = duration((event.total - event.done) * seconds / event.done)
-        text = (
-            f"hidden states of {event.done:,}/{event.total:,} examples  "
-            f"{event.tokens / seconds:,.0f} tokens/s  {left} left"
-        )
+        pace = "  ".join(self._pace(event.done, event.total, event.tokens))
+        text = f"hidden states of {event.done:,}/{event.total:,} examples  {pace}"
         self._progress(event.done, event.total, text)
         if event.done == event.total:
             self._begin()  # the time of the steps begins
 
-    def _left(self, done: int, total: int) -> str:
-        """Time left at the speed so far; steps of an earlier, resumed run do not count."""
-        if self.first is None:
-            self.first = done - 1
-        each = (time.monotonic() - self.started) / max(done - self.first, 1)
-        return f"{duration(each * (total - done))} left"
+    def _pace(self, done: int, total: int, tokens: int) -> tuple[str, str]:
+        """(tokens a second, time left), by what came last. tokens: of the stage so far."""
+        now, (since, before, counted) = time.monotonic(), self.recent[0]
+        self.recent.append((now, done, tokens))
+        self.tokens, seconds = tokens, max(now - since, 1e-9)
+        left = duration((total - done) * seconds / (done - before))
+        return f"{(tokens - counted) / seconds:,.0f} tokens/s", f"{left} left"
 
     def _progress(self, done: int, total: int, text: str) -> None:
         if self.is_terminal:

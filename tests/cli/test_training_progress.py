@@ -13,7 +13,7 @@ from medusa_chat.cli.training_progress import (
     calibrated_lines,
 )
 from medusa_chat.training.distill_conversations import Answered
-from medusa_chat.training.events import Stage
+from medusa_chat.training.events import Stage, TrainStep
 
 
 @pytest.fixture
@@ -35,6 +35,15 @@ def test_answers_are_counted_with_their_speed_and_the_time_left(clock, capsys):
         clock[0] += 2 * LINE_SECONDS
         view.show(Answered(done, 40, 1000 * done))
     assert "answer 10/40  10,000 tokens  50 tokens/s  10 min left" in last_line(capsys)
+
+
+def test_steps_of_an_earlier_run_do_not_count(clock, capsys):
+    view = TrainingView(as_json=False)
+    view.show(Stage("heads alone"))
+    for step in (501, 502):
+        clock[0] += 2 * LINE_SECONDS
+        view.show(TrainStep(step, 562, 1.0, (1.0,), ((0.5,),), 1000, 0.1))
+    assert "step 502/562  20 min left  50 tokens/s  loss 1.000" in last_line(capsys)
 
 
 def calibrated(expected, positions):
