@@ -79,8 +79,6 @@ def _with_labels(found: Conversation, row: Any) -> Conversation:
 
 def conversation(row: Any, place: str) -> Conversation | None:
     """One row of any format; None for an empty one of ShareGPT. Raises UsageError."""
-    if isinstance(row, Conversation):
-        return row
     row = _mended(row)
     if not isinstance(row, dict):
         raise UsageError(f"{place}: a row must be a JSON object, this is {str(row)[:40]!r}")

@@ -51,8 +51,11 @@ def joint_loss(
     targets = targets if short is None else short.columns(targets)
     is_label, is_target = labels != IGNORED, (targets != IGNORED).any(-1)
     lm_count = group.sum(is_label.sum()).clamp(min=1)
-    wanted = _teacher_states(model, batch, is_label) if recipe.distill else labels[is_label]
     set_dropout(model, dropout)
+    wanted = labels[is_label]
+    if recipe.distill:
+        with torch.no_grad(), model.disable_adapter():
+            wanted = run_decoder(base, batch)[is_label]
     hidden = run_decoder(base, batch)
     lm_head = LogitHead(base.get_output_embeddings(), base.config.get_text_config())
     trainable = list(base.get_output_embeddings().parameters())
@@ -71,14 +74,6 @@ def next_tokens(batch: Batch) -> Tensor:
     labels = torch.full_like(batch.ids, IGNORED)
     labels[:, :-1] = batch.ids[:, 1:].masked_fill(~batch.is_label[:, 1:], IGNORED)
     return labels
-
-
-@torch.no_grad()
-def _teacher_states(model: Any, batch: Batch, chosen: Tensor) -> Tensor:
-    """chosen [b, t] bool -> hidden states [n, d] of the backbone without its adapter."""
-    set_dropout(model, False)
-    with model.disable_adapter():
-        return run_decoder(model.get_base_model(), batch)[chosen]
 
 
 def _lm_loss(
