@@ -23,9 +23,9 @@ from medusa_chat.training.lora import adapter_tensors, add_adapter
 from medusa_chat.training.plan import Plan, plan
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
-from medusa_chat.training.resolve_recipe import head_recipe, joint_recipe
 from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
 from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
+from medusa_chat.training.stage_recipes import head_recipe, joint_recipe
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.training_output import Adapter, write_output
 from medusa_chat.training.work_folder import begun, work_folder
