@@ -69,39 +69,24 @@ class WorkerProcess:
             self.on_gone()
 
     def run(self, request: Request[V]) -> Iterator[V]:
-        if isinstance(request, LoadRequest):
-            return self._load(request)
-        return self._ask(request)
-
-    def _ask(self, request: Request[V]) -> Iterator[V]:
-        """Send a request other than a load and yield its values. One that goes on too long after a
-        stop ends with its process; a Tune may take as long as it needs."""
-        stage = "prompt" if isinstance(request, Reply) else "answer"
-        self._running = running = Running("" if isinstance(request, Tune) else stage)
+        """The values of a request. A load begins in a new process where the last one has ended;
+        what goes on too long after a stop ends with its process."""
+        if isinstance(request, LoadRequest) and self.gone() and not self._is_closed:
+            self._start()
+        first = {LoadRequest: "find", Reply: "prompt", Tune: ""}  # "": as long as it takes
+        self._running = running = Running(first.get(type(request), "answer"))
         try:
             for value in self._exchange(request):
-                if isinstance(value, Prefilled):
+                if isinstance(value, LoadPhase):
+                    running.stage = "find" if value.name in BEFORE_READING else "read"
+                elif isinstance(value, Prefilled):
                     running.stage = "answer"
                 yield value
         except WorkerGone:
             if not running.is_ended:
                 raise
-            raise WorkerGone("the model did not stop, so its process was ended") from None
-        finally:
-            self._running = None
-
-    def _load(self, request: LoadRequest) -> Iterator[LoadPhase]:
-        """The phases of a load, in a new process where the last one has ended."""
-        if self.gone() and not self._is_closed:
-            self._start()
-        self._running = load = Running("find")
-        try:
-            for phase in self._exchange(request):
-                load.stage = "find" if phase.name in BEFORE_READING else "read"
-                yield phase
-        except WorkerGone:
-            if not load.is_ended:
-                raise
+            if not isinstance(request, LoadRequest):
+                raise WorkerGone("the model did not stop, so its process was ended") from None
             self._start()
             error = LoadStopped(f"loading {request.checkpoint} was stopped: no model is loaded")
             error.is_model_lost = True
