@@ -32,7 +32,7 @@ from medusa_chat import paths  # noqa: E402
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
-from medusa_chat.training.accuracy import counts_of, ranks_of  # noqa: E402
+from medusa_chat.training.accuracy import accuracies_of, ranks_of  # noqa: E402
 from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
 from medusa_chat.training.checkpoint_writer import Calibrated  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
@@ -257,9 +257,9 @@ def make_calibration(
     if not path.exists():
         told = tqdm(held_out, desc="calibration", unit="answer")
         ranks = [rows for example in told for rows in ranks_of(model, heads, example)]
-        counts = counts_of(ranks, len(heads))
+        accuracies, labels = accuracies_of(ranks, len(heads))
         what = f"{len(held_out)} greedy answers of the backbone to held-out prompts"
-        found = Calibrated.search(counts.accuracies, plan.nodes, what, counts.labels[0], ranks)
+        found = Calibrated.search(accuracies, plan.nodes, what, labels[0], ranks)
         listed = shortlist((one.labels for one in answers), model.config.vocab_size)
         paths.write_text(path, json.dumps(replace(found, shortlist=listed).to_json()) + "\n")
     return json.loads(path.read_text("utf-8"))

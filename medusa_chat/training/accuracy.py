@@ -1,7 +1,6 @@
 """How often each prediction of each head is right, measured on answers it was not trained on."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -20,30 +19,18 @@ ROWS = 256  # whose logits exist at a time
 CHUNK = 512  # tokens of one pass of the backbone
 
 
-@dataclass(frozen=True)
-class RankCounts:
-    """hits[k][i]: how often the (i+1)-th prediction of head k was right; labels[k]: of how many."""
-
-    hits: tuple[tuple[int, ...], ...]
-    labels: tuple[int, ...]
-
-    @property
-    def accuracies(self) -> list[list[float]]:
-        """a[k][i], each head over its own number of labels (Medusa, arXiv 2401.10774, 2.3.3)."""
-        pairs = zip(self.hits, self.labels, strict=True)
-        return [[hit / max(count, 1) for hit in hits] for hits, count in pairs]
-
-
-def counts_of(answers: Sequence[Answer], heads: int) -> RankCounts:
-    """The counts over every label of the answers (`ranks_after`), whose labels are all their
-    tokens."""
+def accuracies_of(answers: Sequence[Answer], heads: int) -> tuple[list[list[float]], list[int]]:
+    """a[k][i], how often the (i+1)-th prediction of head k was right over the labels of the answers
+    (`ranks_after`), which are all their tokens (Medusa, arXiv 2401.10774, 2.3.3); and how many
+    labels each head has."""
     hits, labels = [[0] * RANKS for _ in range(heads)], [0] * heads
     for row in (row for answer in answers for row in answer):
         for head, rank in enumerate(row):
             labels[head] += 1
             if rank is not None:
                 hits[head][rank] += 1
-    return RankCounts(tuple(map(tuple, hits)), tuple(labels))
+    pairs = zip(hits, labels, strict=True)
+    return [[hit / max(count, 1) for hit in row] for row, count in pairs], labels
 
 
 @torch.inference_mode()

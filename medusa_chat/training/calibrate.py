@@ -19,7 +19,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.accuracy import counts_of, ranks_after, states_of
+from medusa_chat.training.accuracy import accuracies_of, ranks_after, states_of
 from medusa_chat.training.checkpoint_writer import Calibrated
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import encode_prompt
@@ -110,11 +110,11 @@ def _search(loaded: LoadedModel, answers: Sequence[Greedy], nodes: int, sources:
     """The calibration with the best tree, and with the checkpoint's shortlist, or a first one where
     the answers are enough for it."""
     vocabulary, ranks = loaded.engine.backbone.vocabulary, [answer.ranks for answer in answers]
-    counts = counts_of(ranks, loaded.info.heads)
-    if not any(counts.labels):
+    accuracies, labels = accuracies_of(ranks, loaded.info.heads)
+    if not any(labels):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
     measured_on = f"{len(answers)} greedy answers of the backbone to {sources}"
-    found = Calibrated.search(counts.accuracies, nodes, measured_on, counts.labels[0], ranks)
+    found = Calibrated.search(accuracies, nodes, measured_on, labels[0], ranks)
     kept = loaded.calibration.shortlist if loaded.calibration is not None else ()
     said = (answer.said for answer in answers)
     return replace(found, shortlist=kept or shortlist(said, vocabulary))

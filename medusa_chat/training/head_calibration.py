@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import counts_of, ranks_of
+from medusa_chat.training.accuracy import accuracies_of, ranks_of
 from medusa_chat.training.answerers import answerer_of, rows_of
 from medusa_chat.training.checkpoint_writer import TREE_NODES, Calibrated
 from medusa_chat.training.conversations import Conversation
@@ -35,11 +35,11 @@ def calibrate_heads(
     measured = answers or list(held_out)
     source = "greedy answers of the backbone to held-out prompts" if answers else "held-out rows"
     found = [rows for one in measured for rows in ranks_of(setup.model, heads, one, listed)]
-    counts = counts_of(found, len(heads))
+    accuracies, labels = accuracies_of(found, len(heads))
     if not answers or not any(row and row[0] is not None for rows in found for row in rows):
         found = []  # no greedy answers, or no token was predicted: the accuracies give a tree
     what = f"{len(measured)} {source}"
-    return Calibrated.search(counts.accuracies, TREE_NODES, what, counts.labels[0], found)
+    return Calibrated.search(accuracies, TREE_NODES, what, labels[0], found)
 
 
 def _held_out_answers(

@@ -71,9 +71,8 @@ def joint_loss(
 
 def next_tokens(batch: Batch) -> Tensor:
     """[b, t] int64: the next token where it is a label, otherwise IGNORED."""
-    labels = torch.full_like(batch.ids, IGNORED)
-    labels[:, :-1] = batch.ids[:, 1:].masked_fill(~batch.is_label[:, 1:], IGNORED)
-    return labels
+    is_next = F.pad(batch.is_label[:, 1:], (0, 1))
+    return batch.next_ids.masked_fill(~is_next, IGNORED)
 
 
 def _lm_loss(

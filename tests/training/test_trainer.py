@@ -19,7 +19,7 @@ from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
 from medusa_chat.training.accuracy import (
     RANKS,
-    counts_of,
+    accuracies_of,
     ranks_after,
     ranks_of,
 )
@@ -545,9 +545,9 @@ def test_rank_accuracies_equal_a_count_by_hand():
                 for rank in range(RANKS):
                     hits[k, rank] += order[k, t, rank] == example.ids[t + k + 2]
     ranks = [rows for example in examples for rows in ranks_of(model, heads, example)]
-    found = counts_of(ranks, 3)
-    torch.testing.assert_close(torch.tensor(found.accuracies), hits / asked[:, None])
-    assert found.labels == tuple(asked.int().tolist())
+    found, labels = accuracies_of(ranks, 3)
+    torch.testing.assert_close(torch.tensor(found), hits / asked[:, None])
+    assert labels == asked.int().tolist()
 
 
 def test_every_run_of_labels_is_an_answer_and_no_head_looks_beyond_it():
@@ -562,9 +562,10 @@ def test_every_run_of_labels_is_an_answer_and_no_head_looks_beyond_it():
     hits = (best == targets.T.unsqueeze(-1)).sum(1)
     answers = ranks_of(model, heads, example)
     assert [len(rows) for rows in answers] == [2, 1, 4]  # nothing predicts the first token
-    found = counts_of(answers, 3)
-    assert [list(row) for row in found.hits] == hits.tolist() and hits.any()
-    assert list(found.labels) == (targets >= 0).sum(0).tolist()
+    found, labels = accuracies_of(answers, 3)
+    counted = torch.tensor(found) * torch.tensor(labels)[:, None]
+    assert counted.round().tolist() == hits.tolist() and hits.any()
+    assert labels == (targets >= 0).sum(0).tolist()
 
 
 def test_ranks_are_those_of_the_tokens_that_are_drafted():
