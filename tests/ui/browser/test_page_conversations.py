@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.page import (
-    answered,
     ask,
     drawn_frames,
     last_answer,
@@ -27,6 +26,7 @@ from medusa_chat.runtime.message_tree import MessageTree
 from medusa_chat.runtime.stored_conversation import StoredConversation
 from medusa_chat.ui.app import PageOptions, open_page
 from medusa_chat.ui.chat import conversation_list
+from medusa_chat.ui.chat.conversations_file import written
 
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
 TEXT = "() => document.querySelector('#live-text .md')?.textContent"
@@ -37,6 +37,10 @@ LAST_STEP = "() => document.querySelector('#tree').innerText.includes('step 12 /
 AT_SEND = """() => { const box = document.querySelector('#send').getBoundingClientRect();
   const at = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
   return Boolean(at.closest('#send')); }"""
+FOCUSED = "document.activeElement.closest('.chat-row')?.innerText"
+# Whether an answer was said to its end.
+SAID = """answer => document.querySelector('#voice').textContent.replace(/\\s/g, '')
+  .endsWith(answer.replace(/\\s/g, ''))"""
 # Whether the list stands over the chat or beside it: both in pixels from the left.
 EDGES = """() => [document.querySelector('#side').getBoundingClientRect(),
   document.querySelector('#left').getBoundingClientRect()]
@@ -72,12 +76,30 @@ def listed(tab, *titles):
     tab.wait_for_function(LISTED, arg=list(titles))
 
 
+def told(tab, text):
+    tab.wait_for_selector(f"#notices :text('{text}')")
+
+
+def have(tab, *questions):
+    """Conversations of before, the latest last, come from a file: to be asked for, each would take
+    three quarters of a second of a processor."""
+    answer = "".join(ScriptedRunner().pieces)
+    trees = [MessageTree().plus("user", text).plus("assistant", answer) for text in questions]
+    kept = [("", StoredConversation(tree, updated_at=n)) for n, tree in enumerate(trees)]
+    file = {"name": "a.json", "mimeType": "", "buffer": written(kept).encode()}
+    tab.set_input_files(".chat-list-foot input", file)
+    told(tab, f"{len(kept)} conversation")
+    tab.locator("#notices").evaluate("node => node.replaceChildren()")
+    listed(tab, *reversed(questions))
+
+
 def empty_list(tab):
-    while tab.locator(".chat-row").count():
-        count = tab.locator(".chat-row").count()
-        with answered(tab, "conversations"):  # a reload would take back what has not left yet
-            tab.locator(".chat-row-delete").first.evaluate("node => node.click()")
-        tab.wait_for_function("n => document.querySelectorAll('.chat-row').length < n", arg=count)
+    ids = tab.locator(".chat-row").evaluate_all("all => all.map(one => one.dataset.id)")
+    if ids:
+        last = f'"event_data":{{"id":"{ids[-1]}"'  # they leave in turn
+        with tab.expect_response(lambda found: last in (found.request.post_data or "")):
+            tab.locator(".chat-row-delete").evaluate_all("all => all.map(one => one.click())")
+    tab.wait_for_selector(".chat-row", state="detached")
     tab.wait_for_selector("#examples", state="visible")
 
 
@@ -246,10 +268,6 @@ DROP = """([name, text]) => {
 }"""
 
 
-def told(tab, text):
-    tab.wait_for_selector(f"#notices :text('{text}')")
-
-
 def test_all_conversations_are_saved_and_come_back_by_a_button_or_a_drop(tab, folder, monkeypatch):
     monkeypatch.setattr(conversation_list, "UNDO_SECONDS", 0.0)
     tab.wait_for_function("document.querySelector('.chat-list-foot button').disabled")
@@ -280,11 +298,10 @@ def test_all_conversations_are_saved_and_come_back_by_a_button_or_a_drop(tab, fo
     listed(tab, "third", "second", "first <b>")
 
 
-def test_what_is_deleted_comes_back_with_one_click(tab):
+def test_what_is_deleted_comes_back_with_one_click_or_key(tab):
     reload(tab)  # what the list was emptied of would come back, too
-    ask(tab, "keep this")
-    new_chat(tab)
-    ask(tab, "drop this")
+    have(tab, "keep this", "drop this")
+    open_listed(tab, "drop this")
     row(tab, "drop this").hover()
     tab.get_by_label("Delete: drop this").click()
     listed(tab, "keep this")
@@ -301,14 +318,7 @@ def test_what_is_deleted_comes_back_with_one_click(tab):
     assert "Deleted 2 conversations" in tab.locator(".toast").inner_text()
     tab.locator(".toast button").click()
     listed(tab, "drop this", "keep this")
-
-
-def test_undo_is_reached_while_the_list_lies_over_the_page(tab):
-    reload(tab)  # what the list was emptied of would come back, too
-    ask(tab, "keep this")
-    new_chat(tab)
-    ask(tab, "drop this")
-    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.set_viewport_size({"width": 390, "height": 844})  # the list lies over the page
     show_list(tab)
     row(tab, "drop this").locator(".chat-row-open").focus()
     tab.keyboard.press("Delete")
@@ -323,9 +333,7 @@ def test_undo_is_reached_while_the_list_lies_over_the_page(tab):
 
 
 def test_the_list_is_searched_by_what_was_said(tab):
-    for text in ("apples and pears", "plums"):
-        ask(tab, text)
-        new_chat(tab)
+    have(tab, "apples and pears", "plums")
     tab.fill(".chat-list-search", "PEARS")
     listed(tab, "apples and pears")
     tab.fill(".chat-list-search", "small PEARS")
@@ -361,16 +369,17 @@ def test_what_is_written_stays_with_its_conversation(tab):
     )
 
 
-def test_an_edit_is_ended_by_keys(tab):
+def test_an_edit_of_the_last_message_is_begun_and_ended_by_keys(tab):
     ask(tab, "the first")
-    edit = tab.locator("#history .message-buttons-right button[aria-label=Edit]")
-    edit.click()
+    tab.focus("#box textarea")
+    tab.keyboard.press("ArrowUp")
+    tab.wait_for_selector(".edit-textarea:focus")
     area = tab.locator(".edit-textarea")
     area.fill("changed my mind")
     area.press("Escape")
     area.wait_for(state="detached")
     assert "the first" in tab.locator("#history .user").inner_text()
-    edit.click()
+    tab.locator("#history .message-buttons-right button[aria-label=Edit]").click()
     area.fill("changed it")
     area.press("Control+Enter")
     tab.wait_for_selector(".versions")
@@ -393,20 +402,7 @@ def test_an_answer_goes_on_and_is_marked_while_another_is_shown(tab, served):
     assert last_answer(tab)
 
 
-def test_one_comes_back_to_an_answer_that_runs(tab, served):
-    served.runner.hold_at = 3
-    send(tab, "still running")
-    new_chat(tab)
-    listed(tab, "still running")
-    open_listed(tab, "still running")
-    tab.wait_for_selector("#stop", state="visible")
-    tab.wait_for_function(TEXT)
-    served.runner.hold_at = None
-    wait_end(tab)
-    tab.wait_for_function(ROWS, arg=2)
-
-
-def test_a_view_that_is_posted_for_again_leaves_the_answer_that_runs_on_the_page(tab, served):
+def test_one_comes_back_to_an_answer_that_runs_though_the_view_is_posted_for_again(tab, served):
     served.runner.hold_at = 3
     send(tab, "overtaken")
     new_chat(tab)
@@ -421,14 +417,14 @@ def test_a_view_that_is_posted_for_again_leaves_the_answer_that_runs_on_the_page
 
     tab.route("**/run/predict", lose)
     row(tab, "overtaken").locator(".chat-row-open").click()
-    tab.wait_for_function("() => document.querySelector('#chat-title').textContent === 'overtaken'")
+    tab.wait_for_function(TITLED, arg="overtaken")
+    tab.wait_for_selector("#stop", state="visible")
     tab.wait_for_function(TEXT)
     served.runner.hold_at = None
     wait_end(tab)
     tab.wait_for_function(ROWS, arg=2)
+    tab.wait_for_function(SAID, arg=last_answer(tab))
     said = tab.evaluate("[...document.querySelectorAll('#voice p')].map(p => p.textContent)")
-    answer = tab.locator("#history .bot .message-content").last.inner_text()
-    assert "".join("".join(said).split()).endswith("".join(answer.split()))
     assert all(text.endswith(".") for text in said[:-1]), "a sentence is said once, and whole"
 
 
@@ -529,14 +525,21 @@ def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served
         page.close()
 
 
-@pytest.mark.parametrize("width", [1280, 900, 390])
-def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
-    ask(tab, "a question with so many words that no list has room for all of them")
-    tab.set_viewport_size({"width": width, "height": 844})
-    (_, right, shown), (left, edge, room) = tab.evaluate(EDGES)
-    assert edge <= width and room > 320
-    assert (width < 1200 and shown == 0) or right <= left
-    if width < 1200:
+def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab):
+    title = "a question with so many words that no list has room for all of them"
+    have(tab, title)
+    open_listed(tab, title)
+    for state in ("hidden", "visible"):
+        tab.click("#list-button")
+        tab.wait_for_selector(".chat-list-search", state=state)
+    for width in (1280, 900, 390):
+        tab.set_viewport_size({"width": width, "height": 844})
+        (_, right, shown), (left, edge, room) = tab.evaluate(EDGES)
+        assert edge <= width and room > 320
+        assert (width < 1200 and shown == 0) or right <= left
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        if width > 1200:
+            continue
         tab.click("#list-button")
         tab.wait_for_selector(".chat-list-search", state="visible")
         assert tab.evaluate(EDGES)[0][2] <= 0.86 * width
@@ -548,12 +551,7 @@ def test_the_list_stands_beside_the_chat_or_in_a_drawer(tab, width):
         tab.click("#list-button")
         tab.locator(".chat-row-open").first.click()
         tab.wait_for_selector(".chat-list-search", state="hidden")
-    else:
-        tab.click("#list-button")
-        tab.wait_for_selector(".chat-list-search", state="hidden")
-        tab.click("#list-button")
-        tab.wait_for_selector(".chat-list-search", state="visible")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_each_conversation_has_an_address_and_the_browser_goes_back_to_it(tab, open_tab):
@@ -579,44 +577,10 @@ def test_each_conversation_has_an_address_and_the_browser_goes_back_to_it(tab, o
     other.close()
 
 
-def test_a_long_list_scrolls_by_itself_and_the_keyboard_passes_it_in_one_stop(tab):
-    for number in range(24):
-        ask(tab, f"question {number}")
-        new_chat(tab)
-    there = list(range(23, -1, -1))
-    for width in (1440, 900):
-        tab.set_viewport_size({"width": width, "height": 600})
-        if width < 1200:
-            tab.click("#list-button")
-        tab.wait_for_selector(".chat-list-search", state="visible")
-        high, whole = tab.evaluate(
-            "() => { const list = document.querySelector('.chat-list');"
-            " return [list.clientHeight, list.scrollHeight]; }"
-        )
-        assert high < 600 < whole
-        page = tab.locator("#tabs > .tabitem").first
-        assert page.evaluate("node => node.scrollHeight <= node.clientHeight + 1") or width < 1001
-        tab.focus(".chat-list-search")
-        for key, place in (("Tab", 0), ("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
-            tab.keyboard.press(key)
-            here = tab.evaluate("() => document.activeElement.closest('.chat-row')?.innerText")
-            assert here == f"question {there[place]}"
-        assert tab.locator(".chat-row [tabindex='0'], .chat-row a[tabindex='0']").count() == 4
-        tab.keyboard.press("F2")
-        tab.keyboard.type("renamed")
-        tab.keyboard.press("Enter")
-        renamed = row(tab, "renamed")
-        renamed.wait_for()
-        tab.keyboard.press("Delete")
-        renamed.wait_for(state="detached")
-        del there[1]
-
-
 def test_the_way_back_to_a_deleted_conversation_is_told_and_leads_on(tab):
+    have(tab, "zero", "one", "two")
     for text in ("zero", "one", "two"):
-        ask(tab, text)
-        if text != "two":
-            new_chat(tab)
+        open_listed(tab, text)
     first = row(tab, "zero").locator(".chat-row-open").get_attribute("href")
     deleted = row(tab, "one").locator(".chat-row-open").get_attribute("href").split("#")[1]
     with tab.expect_response(lambda found: deleted in (found.request.post_data or "")):
@@ -633,10 +597,35 @@ def test_the_way_back_to_a_deleted_conversation_is_told_and_leads_on(tab):
     tab.wait_for_function(TITLED, arg="zero")
 
 
-def test_an_empty_box_and_the_arrow_up_edit_the_last_message(tab):
-    ask(tab, "the one to edit")
-    tab.focus("#box textarea")
-    tab.keyboard.press("ArrowUp")
-    tab.wait_for_selector(".edit-textarea:focus")
-    tab.keyboard.press("Escape")
-    tab.wait_for_selector(".edit-textarea", state="detached")
+def test_a_long_list_scrolls_by_itself_and_the_keyboard_passes_it_in_one_stop(tab):
+    """The last one here: nobody takes its rows away, one by one."""
+    have(tab, *(f"question {number}" for number in range(24)))
+    there = list(range(23, -1, -1))
+    for width in (1440, 900):
+        tab.set_viewport_size({"width": width, "height": 600})
+        if width < 1200:
+            tab.click("#list-button")
+        tab.wait_for_selector(".chat-list-search", state="visible")
+        high, whole = tab.evaluate(
+            "() => { const list = document.querySelector('.chat-list');"
+            " return [list.clientHeight, list.scrollHeight]; }"
+        )
+        assert high < 600 < whole
+        page = tab.locator("#tabs > .tabitem").first
+        assert page.evaluate("node => node.scrollHeight <= node.clientHeight + 1") or width < 1001
+        tab.focus(".chat-list-search")
+        tab.keyboard.press("Tab")
+        at = there.index(int(tab.evaluate(FOCUSED).removeprefix("question ")))
+        assert at < 2, "neither the first one nor that behind a deleted one"
+        for key, place in (("ArrowDown", at + 1), ("ArrowDown", at + 2), ("ArrowUp", at + 1)):
+            tab.keyboard.press(key)
+            assert tab.evaluate(FOCUSED) == f"question {there[place]}"
+        assert tab.locator(".chat-row [tabindex='0'], .chat-row a[tabindex='0']").count() == 4
+        tab.keyboard.press("F2")
+        tab.keyboard.type("renamed")
+        tab.keyboard.press("Enter")
+        renamed = row(tab, "renamed")
+        renamed.wait_for()
+        tab.keyboard.press("Delete")
+        renamed.wait_for(state="detached")
+        del there[at + 1]
