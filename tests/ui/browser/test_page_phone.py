@@ -35,6 +35,11 @@ IS_FREE = """() => { scrollTo(0, 0);
   const [box, composer] = ['#conversation', '#composer'].map(
     at => document.querySelector(at).getBoundingClientRect());
   return box.height >= 150 && box.bottom <= composer.top; }"""
+# Whether all of the open settings is seen.
+IS_SEEN = """() => {
+  const [settings, composer] = ['#settings', '#composer'].map(
+    at => document.querySelector(at).getBoundingClientRect());
+  return settings.top >= 0 && settings.height > 200 && settings.bottom <= composer.top; }"""
 SMALL_TEXT = """() => [...document.querySelectorAll('textarea, select, input')]
   .filter(one => !['checkbox', 'radio', 'range', 'file'].includes(one.type))
   .filter(one => parseFloat(getComputedStyle(one).fontSize) < 16).map(one => one.outerHTML)"""
@@ -89,7 +94,8 @@ def height(tab, selector: str) -> float:
 
 
 def test_a_finger_finds_what_it_presses(phone):
-    for selector in ("#send", "#settings > .label-wrap", ".playbar .play", "#list-button"):
+    page = ("#share .tool", "#look .tool", "#tabs [role=tab]", "#list-button")
+    for selector in (*page, "#send", "#settings > .label-wrap", ".playbar .play"):
         assert height(phone, selector) >= 44, selector
     pitch = phone.evaluate(
         """() => { const tops = [...document.querySelectorAll('svg.tree .frame')]
@@ -100,9 +106,10 @@ def test_a_finger_finds_what_it_presses(phone):
     assert pitch >= 24, "the nodes of the tree are too close"
 
 
-def test_a_phone_does_not_zoom_the_page_for_what_is_written_in(phone):
+def test_settings_open_where_they_are_seen_and_the_page_does_not_zoom_for_what_is_written(phone):
     phone.click("#settings button")
     phone.wait_for_selector("#settings input[type=number]")
+    phone.wait_for_function(IS_SEEN)
     assert phone.evaluate(SMALL_TEXT) == []
     phone.click("#settings button")
 
@@ -114,7 +121,8 @@ def test_the_composer_lies_over_nothing_of_the_conversation(phone, size):
     assert phone.evaluate("document.documentElement.scrollWidth") <= size[0]
 
 
-def test_the_title_and_the_tabs_are_seen(phone):
+def test_the_title_the_tabs_and_the_model_are_seen(phone):
+    assert "scripted" in phone.inner_text("#status")
     title = phone.locator("#chat-title")
     assert title.evaluate("node => node.scrollWidth <= node.clientWidth"), "it is cut off"
     phone.evaluate("medusaNotify('warning', 'Something has to be told.', 0)")
