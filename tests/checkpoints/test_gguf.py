@@ -112,6 +112,18 @@ def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_p
             assert torch.equal(tensor, states[1][name]), name
     ids = torch.arange(40)[None]
     assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
+    config = read_config(found.backbone).to_dict()
+    assert config["architectures"] == [type(model).__name__]
+    for key, value in model.config.to_dict().items():
+        if key not in UNTOLD:
+            assert rounded(config[key]) == rounded(value), key
+
+
+def rounded(value):
+    """As fp32 has it, in which a file holds its numbers."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return np.float32(value) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize(
@@ -131,35 +143,34 @@ def test_a_file_of_a_vision_language_model_is_its_text_part(family, name, tmp_pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_its_config_is_that_of_the_model(family, tmp_path):
-    model = model_of(family)
-    config = read_config(converted_from(write_gguf(tmp_path / "a.gguf", model)).backbone).to_dict()
-    assert config["architectures"] == [type(model).__name__]
-    for key, value in model.config.to_dict().items():
-        if key not in UNTOLD:
-            assert rounded(config[key]) == rounded(value), key
-
-
-def rounded(value):
-    """As fp32 has it, in which a file holds its numbers."""
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return np.float32(value) if isinstance(value, float) else value
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_quantised_weights_are_those_of_the_model_quantised(family, tmp_path):
+def test_a_quantised_file_is_the_model_quantised_answers_and_takes_what_was_estimated(
+    family, tmp_path, capsys
+):
     model = model_of(family)
     path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
-    found = load_file(converted_from(path).backbone / "model.safetensors")
+    write_heads(tmp_path, MedusaHeads(3, 32))
+    _, _, loaded = loads(tmp_path)
+    assert loaded.info.estimated_bytes == pytest.approx(loaded.info.memory_bytes, rel=0.1)
+    plain, *others = (
+        answer(loaded, "hello the hedgehog " * 3, drafter=drafter)[-1].token_ids
+        for drafter in ("none", "medusa", "prompt-lookup")
+    )
+    assert others == [plain, plain]
+    assert main(["inspect", "--backbone", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["family"] == model.config.model_type
+    assert report["parameters"] == pytest.approx(model.num_parameters(), rel=0.03)
+    (kept,) = kept_copies.kept()
+    found = load_file(kept.folder / "model.safetensors")
     for name, tensor in model.state_dict().items():
         is_rows = tensor.squeeze().dim() > 1 and not name.endswith(("_bias", "kv_b_proj.weight"))
         if is_rows and name in found:
             is_turned = family == "gpt_oss" and tensor.dim() == 3
             rows = tensor.transpose(1, 2).contiguous() if is_turned else tensor
             stored = gguf.quantize(rows.numpy(), gguf.GGMLQuantizationType.Q8_0)
-            plain = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
-            assert torch.equal(found[name], plain.transpose(1, 2) if is_turned else plain), name
+            read = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
+            wanted = read.transpose(1, 2) if is_turned else read
+            assert torch.equal(found[name], wanted), name
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "MXFP4"])
@@ -623,30 +634,6 @@ def test_inspect_tells_what_it_is_and_the_disk_it_takes(tmp_path, capsys):
     assert main(["inspect", str(path)]) == 4
     assert "ends at byte" in capsys.readouterr().err
     assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_with_heads_it_answers_as_without(family, tmp_path):
-    write_gguf(tmp_path / "a.gguf", model_of(family))
-    write_heads(tmp_path, MedusaHeads(3, 32))
-    _, _, loaded = loads(tmp_path)
-    plain, *others = (
-        answer(loaded, "hello the hedgehog " * 3, drafter=drafter, max_new_tokens=40)[-1].token_ids
-        for drafter in ("none", "medusa", "prompt-lookup")
-    )
-    assert others == [plain, plain]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_estimate_is_what_it_takes(family, tmp_path, capsys):
-    model = model_of(family)
-    path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
-    _, _, loaded = loads(path)
-    assert loaded.info.estimated_bytes == pytest.approx(loaded.info.memory_bytes, rel=0.1)
-    assert main(["inspect", str(path), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["family"] == model.config.model_type
-    assert report["parameters"] == pytest.approx(model.num_parameters(), rel=0.03)
 
 
 def test_models_lists_and_removes_what_was_converted_and_not_the_file(tmp_path, capsys):
