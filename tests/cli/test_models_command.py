@@ -115,27 +115,26 @@ def one_line(code: int, stderr: str, says: str) -> None:
     assert "Traceback" not in stderr
 
 
-def test_a_pulled_checkpoint_decodes_offline(server: Hub, tmp_path: Path) -> None:
+def test_what_was_pulled_decodes_offline(server: Hub, tmp_path: Path) -> None:
+    """A checkpoint, and heads on their base."""
     pulled = run(server, tmp_path, "models", "pull", TINY, "--json")
     assert pulled.returncode == 0, pulled.stderr
     told = json.loads(pulled.stdout)
     assert told["id"] == TINY and told["base"] is None
     assert told["fetched_bytes"] == told["total_bytes"] > 10_000
-    options = ("--json", "--max-new-tokens", "8", "--tree", "dense-2-2", "--offline")
-    here = ("generate", "--checkpoint", TINY, "--prompt", "hello", *options)
-    said = run_watched(server, tmp_path, [here, (*NOT_HERE, "--offline")], [0, 4])
-    events = [json.loads(line) for line in said.splitlines()]
-    assert events[0]["model"] == TINY and events[0]["settings"]["drafter"] == "auto"
-    assert len(events[-1]["token_ids"]) == 8
-
-
-def test_pulled_heads_decode_on_their_pulled_base_offline(server: Hub, tmp_path: Path) -> None:
     pulled = run(server, tmp_path, "models", "pull", TINY_HEADS)
     assert pulled.returncode == 0, pulled.stderr
     assert f"the base of these heads: {TINY_BASE}" in pulled.stderr
-    here = ("generate", "--checkpoint", TINY_HEADS, "--backbone", TINY_BASE, "--prompt", "hello")
-    options = ("--max-new-tokens", "8", "--tree", "dense-2-2")
-    run_watched(server, tmp_path, [(*here, *options), NOT_HERE], [0, 4], HF_HUB_OFFLINE="1")
+    asked = ("--prompt", "hello", "--json", "--max-new-tokens", "8", "--tree", "dense-2-2")
+    whole = ("generate", "--checkpoint", TINY, *asked, "--offline")
+    heads = ("generate", "--checkpoint", TINY_HEADS, "--backbone", TINY_BASE, *asked, "--offline")
+    said = run_watched(server, tmp_path, [whole, heads, (*NOT_HERE, "--offline")], [0, 0, 4])
+    events = [json.loads(line) for line in said.splitlines()]
+    first = [event for event in events if event["event"] == "prefilled"]
+    assert [event["model"] for event in first] == [TINY, TINY_HEADS]
+    assert {event["settings"]["drafter"] for event in first} == {"auto"}
+    last = [event for event in events if event["event"] == "finished"]
+    assert [len(event["token_ids"]) for event in last] == [8, 8]
 
 
 def test_generate_downloads_what_is_not_here(here: Hub) -> None:
@@ -148,9 +147,14 @@ def test_generate_downloads_what_is_not_here(here: Hub) -> None:
 def test_offline_opens_no_socket(server: Hub, tmp_path: Path, how: str) -> None:
     option = ("--offline",) if how == "option" else ()
     variable = {} if how == "option" else {"HF_HUB_OFFLINE": "1"}
-    named = (("list",), ("search", "vicuna"), ("pull", "a/b"))
-    commands = [("models", *arguments, *option) for arguments in named]
-    run_watched(server, tmp_path, commands, [0, 4, 4], **variable)
+    named = (
+        ("models", "list"),
+        ("models", "search", "vicuna"),
+        ("models", "pull", "a/b"),
+        NOT_HERE,
+    )
+    commands = [(*arguments, *option) for arguments in named]
+    run_watched(server, tmp_path, commands, [0, 4, 4, 4], **variable)
 
 
 def begun_bytes(folder: Path) -> int:
