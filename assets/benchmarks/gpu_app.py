@@ -41,10 +41,8 @@ def worker(bench: Bench) -> Iterator[tuple[str, Any]]:
     finally:
         process.close()
     flag = ["--device", bench.device]
-    for command in (
-        ["doctor"],
-        ["generate", "--prompt", "What is 5 + 99", *flag, "--max-new-tokens", "32"],
-    ):
+    generate = ["generate", "--prompt", "What is 5 + 99", *flag, "--max-new-tokens", "32"]
+    for command in bench.either((["doctor"], generate), (["--version"],)):
         yield " ".join(command[:1]), _said([sys.executable, "-m", "medusa_chat", *command])
 
 

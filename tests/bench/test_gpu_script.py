@@ -176,22 +176,24 @@ def test_a_part_that_needs_a_folder_is_run_where_one_is_given_or_it_is_asked_for
     assert names(gpu.EXACT, None) == ["machine", gpu.EXACT]
 
 
-def test_an_unknown_part_is_refused_in_one_line(tmp_path):
+def test_an_unknown_part_is_refused_in_one_line(tmp_path, monkeypatch):
+    import gpu
+
     asked = ["--parts", "ceilings", "--out", str(tmp_path / "gpu.json")]
-    done = subprocess.run(
-        [sys.executable, FOLDER / "gpu.py", *asked], capture_output=True, text=True
-    )
-    assert done.returncode == 1 and not list(tmp_path.iterdir())
-    assert done.stderr == "there is no part 'ceilings': see --help\n"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *asked])
+    with pytest.raises(SystemExit, match="^there is no part 'ceilings': see --help$"):
+        gpu.main()
+    assert not list(tmp_path.iterdir())
 
 
-def test_without_a_gpu_the_script_says_so_in_one_line(tmp_path):
+def test_without_a_gpu_the_script_says_so_in_one_line(tmp_path, monkeypatch, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    command = [sys.executable, str(FOLDER / "gpu.py"), "--out", str(tmp_path / "gpu.json")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "there is no CUDA device here"
+    import gpu
+
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path / "gpu.json")])
+    with pytest.raises(SystemExit, match="^there is no CUDA device here$"):
+        gpu.main()
 
 
 @pytest.fixture
