@@ -37,11 +37,12 @@ END = 255  # of the random models
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def whole(request, tmp_path_factory):
-    """(a folder with a vision-language model and heads, the model as its own class has it)"""
+    """(a folder with a vision-language model and heads, the model as its own class has it, its text
+    part as it is loaded)"""
     folder = tmp_path_factory.mktemp("whole")
     model = write_vision_language(folder, request.param)
     write_heads(folder, MedusaHeads(3, HIDDEN))
-    return folder, model
+    return folder, model, loaded(folder)
 
 
 def text_of(model, tokens, count):
@@ -52,8 +53,7 @@ def text_of(model, tokens, count):
 
 
 def test_every_drafter_writes_the_text_of_the_whole_model(whole):
-    folder, model = whole
-    read = loaded(folder)
+    _, model, read = whole
     tokens = read.tokenizer(PROMPT)["input_ids"]
     wanted = text_of(model, tokens, 40)
     for drafter in ("none", "medusa", "prompt-lookup"):
@@ -62,8 +62,8 @@ def test_every_drafter_writes_the_text_of_the_whole_model(whole):
 
 
 def test_no_picture_weight_is_held_or_counted(whole):
-    folder, model = whole
-    read, report = loaded(folder), inspect(str(folder))
+    folder, model, read = whole
+    report = inspect(str(folder))
     text = {*model.get_decoder().parameters(), model.get_output_embeddings().weight}
     assert read.info.parameters == sum(parameter.numel() for parameter in text)
     assert report.parameters == pytest.approx(read.info.parameters, rel=0.03)
@@ -75,7 +75,7 @@ def test_no_picture_weight_is_held_or_counted(whole):
 
 
 def test_the_numbers_of_a_file_are_those_of_the_class(whole):
-    folder, model = whole
+    folder, model, _ = whole
     config = json.loads((folder / "config.json").read_text())
     assert sizes(config) == sizes(model.config.to_dict())
 
