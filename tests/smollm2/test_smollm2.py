@@ -67,7 +67,9 @@ def test_the_chat_template_is_the_models_and_its_turn_ends(model):
     assert last.reason == "eos" and "Paris" in last.text and "<|" not in last.text
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("model", "mode"), [("fp32", "greedy"), *(("bf16", mode) for mode in MODES)], indirect=["model"]
+)
 def test_every_drafter_gives_the_text_of_plain_decoding(model, converted, mode):
     """As `bench --study exactness` says it; in fp32 with transformers beside it."""
     request, settings = LoadRequest(NAME, str(converted), device="cpu"), MODES[mode]

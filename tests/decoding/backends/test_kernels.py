@@ -16,8 +16,7 @@ TESTS = Path(__file__).parents[2]
 SPLIT = """
 import torch
 from medusa_chat.decoding.backends import split_attention
-cases = ((torch.float32, 16, 1e-5), (torch.float32, 128, 1e-5), (torch.float16, 64, 2e-3))
-for dtype, width, limit in cases:
+for dtype, width, limit in ((torch.float32, 128, 1e-5), (torch.float16, 64, 2e-3)):
     off = split_attention.difference(torch.device("cpu"), dtype, width)
     assert off < limit, (dtype, width, off)
 """

@@ -89,10 +89,10 @@ def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
         assert not ours(x).isfinite().all()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("family", NATIVE)
-def test_it_decodes_to_what_torch_decodes_to(family, threads, library):
-    engine, twin = native_engine(family, library, threads), engine_of(tiny(family))
+def test_it_decodes_to_what_torch_decodes_to(family, library):
+    """By three threads; that one gives the same bits is tested below."""
+    engine, twin = native_engine(family, library, 3), engine_of(tiny(family))
     assert check_tree_step(engine.backbone) < 1e-4
     for temperature in (0.0, 0.8):
         plain = tokens(engine, temperature=temperature)
@@ -124,10 +124,9 @@ def test_rope_that_follows_the_length_decodes_to_what_torch_decodes_to(
     assert tokens(engine, **settings) == tokens(twin, **settings)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("family", NATIVE)
-def test_in_bf16_every_drafter_gives_plain_tokens(family, threads, library):
-    engine = native_engine(family, library, threads, torch.bfloat16)
+def test_in_bf16_every_drafter_gives_plain_tokens(family, library):
+    engine = native_engine(family, library, 2, torch.bfloat16)
     check_tree_step(engine.backbone)
     for temperature in (0.0, 0.8):
         plain = tokens(engine, temperature=temperature)
@@ -370,6 +369,8 @@ def test_what_a_killed_compiler_left_is_cleared_away(library, tmp_path, monkeypa
     for file in (old, young):
         file.touch()
     os.utime(old, (0, 0))
+    made = library._name  # a compiler takes seconds
+    monkeypatch.setattr(native_build, "_compile", lambda _, file: shutil.copy(made, file))
     assert native_build.opened.__wrapped__(native_build.compiler()) is not None
     assert not old.exists() and young.exists(), "the young one may still be written"
 
