@@ -23,6 +23,7 @@ LAST = (  # by the table, and where that is broken by its other tree
     "SELECT max(rowid) FROM conversations INDEXED BY newest",
 )
 ROW = "SELECT * FROM conversations WHERE rowid = ?"
+MOST = 1_000_000  # conversations that were ever begun: a broken page can tell of any number
 KEEP = "INSERT OR IGNORE INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -86,7 +87,7 @@ def _rows_of(file: Path) -> Iterator[tuple[Any, ...]]:
 def _last(base: sqlite3.Connection) -> int:
     for query in LAST:
         try:
-            return base.execute(query).fetchone()[0] or 0
+            return min(base.execute(query).fetchone()[0] or 0, MOST)
         except sqlite3.Error:
             continue
     return 0
