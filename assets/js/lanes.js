@@ -123,5 +123,5 @@ function flagOf(side) {
   const other = race.sides.find((one) => one !== side);
   if (side.total_ms >= other.total_ms) return "finished";
   if (!race.is_same_length) return "⚑ finished first";
-  return `⚑ finished first, in ${time(side.total_ms)} for ${time(other.total_ms)}`;
+  return `⚑ finished first: ${time(side.total_ms)} against ${time(other.total_ms)}`;
 }

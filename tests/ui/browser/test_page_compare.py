@@ -152,7 +152,7 @@ def test_one_click_shows_what_runs_then_both_texts_whole_and_identical(served, t
     assert "our plain decoding, fp32, cpu, same weights" in tab.inner_text(".compare-facts")
     flags = tab.locator(".flag").all_inner_texts()
     times = figure(tab, "total time")
-    assert flags == ["finished", f"⚑ finished first, in {times[1]} for {times[0]}"]
+    assert flags == ["finished", f"⚑ finished first: {times[1]} against {times[0]}"]
 
 
 def test_the_table_adds_up_to_the_speedup(raced):
