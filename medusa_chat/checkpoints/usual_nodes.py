@@ -34,8 +34,9 @@ def usual_nodes(
     by the time that weights and products take of a step. config: the backbone's. expected[m - 1]:
     tokens a step with m nodes. head_parameters: of the Medusa heads."""
     if device.type == "cpu":
-        dear = 8 if precision != "fp32" and this_cpu().has_amx else 4
-        return (16 if precision in ("bf16", "fp16") and not is_native else dear), "for cpu"
+        is_half = precision in ("bf16", "fp16")
+        dear = 8 if is_half and this_cpu().has_amx else 4
+        return (16 if is_half and not is_native else dear), "for cpu"
     gpu = gpu_of(torch.cuda.get_device_properties(device)) if device.type == "cuda" else None
     try:
         size = sizes(config)

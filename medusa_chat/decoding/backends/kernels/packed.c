@@ -1,12 +1,10 @@
 /* A product is summed block by block: y = sum of scale * (numbers x) + floor * (sum of x), so no
-   weight is rounded. By tiles (packed_tiles.c) x is rounded to bf16, in which the numbers are exact.
-   By vectors x is of whole numbers of 16 bits, a block's with one scale, and a block's sum is one of
-   whole numbers, which are read out of the panel into registers and nowhere else. */
+   weight is rounded. x is of whole numbers of 16 bits, a block's with one scale, and a block's sum is
+   one of whole numbers, which are read out of the panel into registers and nowhere else. */
 
 #include "packed.h"
 
 #include "team.h"
-#include "tiles.h"
 
 #if WIDTH > LANES
 #define MOST_ROWS 8 /* whose sums stay in registers beside the numbers that they share */
@@ -21,26 +19,16 @@ static size_t table_size(const Product *p) {
     return whole_lines((size_t)p->rows * (size_t)(p->ins / p->weights.block) * 4);
 }
 
-/* Behind x: the sums of x over each block, the scales of its whole numbers, and the outputs. */
-float *totals_at(const Product *p) {
+/* Behind x: the sums of x over each block, the scales of its whole numbers, and a panel's outputs
+   [rows, PANEL]. */
+static float *totals_at(const Product *p) {
     return (float *)((char *)p->x + whole_lines((size_t)p->rows * (size_t)p->ins * 2));
 }
 static float *scales_at(const Product *p) { return totals_at(p) + table_size(p) / 4; }
-float *outputs_at(const Product *p) { return scales_at(p) + table_size(p) / 4; }
+static float *outputs_at(const Product *p) { return scales_at(p) + table_size(p) / 4; }
 
 size_t packed_room(const Product *p) {
     return 64 + 2 * table_size(p) + (size_t)p->rows * PANEL * 4;
-}
-
-/* A block of x to bf16; its sum. */
-static float round_block(const float *x, uint16_t *to, int block) {
-    vec sum = all(0.0f);
-    for (int k = 0; k < block; k += LANES) {
-        const halves near = narrow(load(x + k));
-        *(halves *)(to + k) = near;
-        sum += widen(near);
-    }
-    return total(sum);
 }
 
 /* A block of x to whole numbers of 16 bits; their scale, and their sum times it. What is no number
@@ -64,11 +52,11 @@ static float count_block(const float *x, uint16_t *to, int block, float *scale) 
 }
 
 void round_packed(const Product *p, const float *x) {
-    const int block = p->weights.block, count = p->rows * (p->ins / block), tiled = is_tiled(p);
+    const int block = p->weights.block, count = p->rows * (p->ins / block);
     float *totals = totals_at(p), *scales = scales_at(p);
     uint16_t *to = (uint16_t *)p->x;
     for (int b = 0; b < count; b++, x += block, to += block)
-        totals[b] = tiled ? round_block(x, to, block) : count_block(x, to, block, scales + b);
+        totals[b] = count_block(x, to, block, scales + b);
 }
 
 typedef uint16_t numbers __attribute__((vector_size(4 * WIDTH)));
@@ -206,7 +194,7 @@ static void (*const sum_rows[][MOST_ROWS])(const Product *, const char *, int, f
     {nibbles_1, nibbles_2, nibbles_3, nibbles_4 LAST_ROWS(nibbles)},
     {bytes_1, bytes_2, bytes_3, bytes_4 LAST_ROWS(bytes)}};
 
-void put_panel(const Product *p, int at) {
+static void put_panel(const Product *p, int at) {
     const float *y = outputs_at(p);
     for (int i = 0; i < p->rows; i++)
         for (int j = 0; j < PANEL; j += LANES, y += LANES) put(p, i, at * PANEL + j, load(y));
@@ -216,10 +204,6 @@ void multiply_packed(const Product *p, int at, int end) {
     const ptrdiff_t size = panel_size(&p->weights, p->ins);
     const char *panel = (const char *)p->weights.panels + at * size;
     float *y = outputs_at(p);
-    if (is_tiled(p)) {
-        multiply_packed_tiles(p, at, end);
-        return;
-    }
     const int tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS, kind = p->weights.kind == BYTES;
     for (; at < end; at++, panel += size) {
         for (int t = 0; t < tiles; t++) {

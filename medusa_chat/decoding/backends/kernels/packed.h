@@ -12,8 +12,8 @@
 
 #define BOTH (2 * PANEL) /* numbers of two inputs */
 #define IN_A_WORD 4
-#if WIDTH > LANES && !defined(__AMX_BF16__)
-#define AHEAD 8192 /* bytes; 4096 was measured with AVX2 and by tiles, this one with AVX-512 */
+#if WIDTH > LANES
+#define AHEAD 8192 /* bytes; this was measured with AVX-512, 4096 with AVX2 */
 #else
 #define AHEAD 4096
 #endif
@@ -50,16 +50,8 @@ INLINE void fetch(const char *p, int bytes) {
 /* Bytes behind the rows of x where a thread keeps what belongs to their blocks, and outputs. */
 size_t packed_room(const Product *p);
 
-/* There: the sums of x over each block [rows, blocks], and a panel's outputs [rows, PANEL]. */
-float *totals_at(const Product *p);
-float *outputs_at(const Product *p);
-
 /* The rows x [rows, ins] to where the product p reads its own, rounded. */
 void round_packed(const Product *p, const float *x);
 
-/* The panels from `at` to `end` of every row; by tiles, where the product is tiled. */
+/* The panels from `at` to `end` of every row. */
 void multiply_packed(const Product *p, int at, int end);
-void multiply_packed_tiles(const Product *p, int at, int end);
-
-/* A panel's outputs, which stand at outputs_at, to where they go. */
-void put_panel(const Product *p, int at);

@@ -17,7 +17,7 @@ __attribute__((constructor)) static void ask(void) {
 }
 
 int is_tiled(const Product *p) {
-    return may_use_tiles && !takes_floats(&p->weights) && p->ins % DEEP == 0;
+    return may_use_tiles && p->weights.kind == HALVES && p->ins % DEEP == 0;
 }
 
 /* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights. Of up to 16 rows the sums are of two

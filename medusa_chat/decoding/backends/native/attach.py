@@ -23,10 +23,9 @@ from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 
 DTYPES = (torch.float32, torch.bfloat16)
-TOLERANCES = {
-    torch.float32: 1e-4,
-    torch.bfloat16: 0.2,
-}  # of the difference from the reference, as a share of the largest number
+# of the difference from the reference, as a share of the largest number; whole numbers multiply
+# values of 16 bits, so that a last bit of fp32 can become some 1e-4
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
 
 def can_run(model: Any, keep: Keep = AS_IT_IS) -> bool:
