@@ -16,6 +16,7 @@ from pathlib import Path
 APP = "medusa-chat"
 DATA_DIR_VARIABLE = "MEDUSA_CHAT_DATA_DIR"  # an environment variable: the worker inherits it
 OPEN_SECONDS = 2.0 if os.name == "nt" else 0.0  # a virus scanner looks at what is new at once
+SYNCED = "rb+" if os.name == "nt" else "rb"  # elsewhere a read-only file is synced too
 STALE_SECONDS = 3600.0  # after which nobody is still writing a file
 PACKAGE = Path(__file__).resolve().parent
 
@@ -106,7 +107,7 @@ def replace(source: Path, target: Path) -> None:
     scanner for a moment. Raises OSError."""
     for file in source.rglob("*") if source.is_dir() else [source]:
         if file.is_file():
-            with open(file, "rb+") as stream:
+            with open(file, SYNCED) as stream:
                 os.fsync(stream.fileno())
     until = time.monotonic() + OPEN_SECONDS
     while True:
