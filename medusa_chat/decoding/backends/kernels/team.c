@@ -1,10 +1,10 @@
 /* Between jobs the team's threads wait without sleeping for a moment, since the next step follows
    soon, and then sleep.
 
-   Where other programs want the same cores, a thread that has its part done waits for one that is
+   Where other programs want the same cores, threads that have their parts done wait for one that is
    not running, at each of a hundred meetings: two threads then take ten times as long as one. A job
-   that was mostly such waiting is followed by a while in which the caller works alone, twice as
-   long each time that trying again was no better. What is computed is the same. */
+   that lost more by such waiting than its last thread can save is followed by a while with a thread
+   less, twice as long each time that trying again was no better. What is computed is the same. */
 
 #include "team.h"
 
@@ -16,32 +16,34 @@
 
 #define MOST_PARTS 64
 #define SPINS 4000 /* pauses: a tenth of a millisecond or more */
-#define LEAST_ALONE 2000000 /* nanoseconds */
-#define MOST_ALONE 250000000
+#define LEAST_PAUSE 2000000 /* nanoseconds */
+#define MOST_PAUSE 250000000
 
 #define ALONE __attribute__((aligned(128))) /* in the cache, where others do not write beside it */
 
 static struct {
     pthread_mutex_t giving, sleeping; /* held by who gives the job; by who goes to sleep */
-    pthread_cond_t bell;
-    int members; /* threads there are, without the caller's */
-    atomic_int sleepers;
+    int members;                /* threads there are, without the caller's */
     atomic_int_fast64_t waited; /* nanoseconds of this job, beyond the first SPINS of each wait */
-    atomic_int_fast64_t alone;  /* until when the caller works alone */
-    int64_t penalty;            /* nanoseconds: the last such while, 0 after a good job */
+    atomic_int limit;           /* threads of a job until `again`, when one more is tried */
+    int64_t again, pause;       /* nanoseconds: when that is, and how long such a while lasts */
     ALONE atomic_uint turn; /* of the jobs so far, and in the low 8 bits how many parts this one has */
     Job job;
     const void *what;
     uint64_t begun; /* meetings before this job */
 } team = {.giving = PTHREAD_MUTEX_INITIALIZER,
           .sleeping = PTHREAD_MUTEX_INITIALIZER,
-          .bell = PTHREAD_COND_INITIALIZER};
+          .limit = MOST_PARTS - 1};
 
 /* At how many meetings each part has been. Its own to write; it only grows, so that who still waits
    at a meeting sees it pass. */
 static struct {
     ALONE _Atomic uint64_t count;
 } been[MOST_PARTS];
+
+/* What wakes each part's thread, and whether it sleeps. */
+static pthread_cond_t bells[MOST_PARTS] = {[0 ... MOST_PARTS - 1] = PTHREAD_COND_INITIALIZER};
+static atomic_int sleeps[MOST_PARTS];
 
 INLINE void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -77,18 +79,26 @@ void meet(int part, int parts) {
         if (i != part) wait_for(i, count);
 }
 
+/* Until there is another job than `seen`. Who would have no part in it sleeps at once. */
+static unsigned next_turn(int part, unsigned seen) {
+    for (int i = 0; i < 32 * SPINS && part < atomic_load(&team.limit); i++) {
+        if (atomic_load(&team.turn) != seen) break;
+        relax();
+    }
+    if (atomic_load(&team.turn) == seen) {
+        pthread_mutex_lock(&team.sleeping);
+        atomic_store(&sleeps[part], 1);
+        while (atomic_load(&team.turn) == seen) pthread_cond_wait(&bells[part], &team.sleeping);
+        atomic_store(&sleeps[part], 0);
+        pthread_mutex_unlock(&team.sleeping);
+    }
+    return atomic_load(&team.turn);
+}
+
 static void *serve(void *number) {
     const int part = (int)(intptr_t)number;
     for (unsigned seen = 0;;) {
-        for (int i = 0; i < 32 * SPINS && atomic_load(&team.turn) == seen; i++) relax();
-        if (atomic_load(&team.turn) == seen) {
-            pthread_mutex_lock(&team.sleeping);
-            atomic_fetch_add(&team.sleepers, 1);
-            while (atomic_load(&team.turn) == seen) pthread_cond_wait(&team.bell, &team.sleeping);
-            atomic_fetch_sub(&team.sleepers, 1);
-            pthread_mutex_unlock(&team.sleeping);
-        }
-        seen = atomic_load(&team.turn);
+        seen = next_turn(part, seen);
         const int parts = seen & 255;
         if (part >= parts) continue; /* nobody waits for it: it may be turns behind */
         atomic_store_explicit(&been[part].count, team.begun, memory_order_release);
@@ -98,56 +108,79 @@ static void *serve(void *number) {
     return NULL;
 }
 
+static void wake(int parts) {
+    for (int i = 1; i < parts; i++) {
+        if (!atomic_load(&sleeps[i])) continue;
+        pthread_mutex_lock(&team.sleeping);
+        pthread_cond_signal(&bells[i]);
+        pthread_mutex_unlock(&team.sleeping);
+    }
+}
+
 /* A process that forks has this thread alone. */
 static void leave(void) {
     pthread_mutex_init(&team.giving, NULL);
     pthread_mutex_init(&team.sleeping, NULL);
-    pthread_cond_init(&team.bell, NULL);
     team.members = 0;
     atomic_store(&team.turn, 0);
-    atomic_store(&team.sleepers, 0);
-    for (int i = 0; i < MOST_PARTS; i++) atomic_store(&been[i].count, 0); /* of a job half done */
-    atomic_store(&team.alone, 0);
+    for (int i = 0; i < MOST_PARTS; i++) {
+        atomic_store(&been[i].count, 0); /* of a job half done */
+        atomic_store(&sleeps[i], 0);
+        pthread_cond_init(&bells[i], NULL);
+    }
+    team.limit = MOST_PARTS - 1;
 }
 
-/* After a job that began at `begun`. */
-static void reckon(int64_t begun) {
-    const int64_t ended = now(), twice = 2 * team.penalty;
-    if (atomic_load(&team.waited) < (ended - begun) / 3) {
-        team.penalty = 0;
+/* After a job of `parts` threads. Where all but one of them waited for a `parts`-th of its time, one
+   thread less would have been as fast. */
+static void reckon(int asked, int parts, int64_t begun, int64_t ended) {
+    const int64_t took = ended - begun, twice = 2 * team.pause;
+    if (3 * parts * atomic_load(&team.waited) < 2 * (parts - 1) * took) {
+        if (team.limit < parts) {
+            team.limit = parts;
+            team.again = ended + team.pause;
+        }
+        if (parts == asked) team.pause = took < team.pause ? team.pause - took : 0;
         return;
     }
-    team.penalty = twice < LEAST_ALONE ? LEAST_ALONE : twice > MOST_ALONE ? MOST_ALONE : twice;
-    atomic_store(&team.alone, ended + team.penalty);
+    team.limit = parts - 1;
+    team.pause = twice < LEAST_PAUSE ? LEAST_PAUSE : twice > MOST_PAUSE ? MOST_PAUSE : twice;
+    team.again = ended + team.pause;
 }
 
-void together(Job job, const void *what, int parts) {
+static void lead(Job job, const void *what, int asked, int parts) {
     const int64_t begun = now();
-    parts = parts > MOST_PARTS ? MOST_PARTS : parts;
-    if (parts < 2 || begun < atomic_load(&team.alone) || pthread_mutex_trylock(&team.giving)) {
-        job(what, 0, 1);
-        return;
-    }
+    team.job = job, team.what = what;
+    team.begun = atomic_load_explicit(&been[0].count, memory_order_relaxed);
+    atomic_store(&team.waited, 0);
+    atomic_store(&team.turn, (((atomic_load(&team.turn) >> 8) + 1) << 8) | (unsigned)parts);
+    wake(parts);
+    job(what, 0, parts);
+    meet(0, parts);
+    reckon(asked, parts, begun, now());
+}
+
+/* How many threads a job has that asks for `parts`. */
+static int members_for(int parts) {
     static int is_known;
     if (!is_known) is_known = !pthread_atfork(NULL, NULL, leave);
+    parts = least(parts, now() < team.again ? team.limit : team.limit + 1);
     while (team.members < parts - 1) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, serve, (void *)(intptr_t)(team.members + 1))) break;
         pthread_detach(thread);
         team.members++;
     }
-    parts = least(parts, team.members + 1);
-    team.job = job, team.what = what;
-    team.begun = atomic_load_explicit(&been[0].count, memory_order_relaxed);
-    atomic_store(&team.waited, 0);
-    atomic_store(&team.turn, (((atomic_load(&team.turn) >> 8) + 1) << 8) | (unsigned)parts);
-    if (atomic_load(&team.sleepers)) {
-        pthread_mutex_lock(&team.sleeping);
-        pthread_cond_broadcast(&team.bell);
-        pthread_mutex_unlock(&team.sleeping);
+    return least(parts, team.members + 1);
+}
+
+void together(Job job, const void *what, int parts) {
+    if (parts < 2 || pthread_mutex_trylock(&team.giving)) {
+        job(what, 0, 1);
+        return;
     }
-    job(what, 0, parts);
-    meet(0, parts);
-    reckon(begun);
+    const int members = members_for(parts);
+    if (members > 1) lead(job, what, parts, members);
+    else job(what, 0, 1);
     pthread_mutex_unlock(&team.giving);
 }
