@@ -35,7 +35,7 @@ class LoadedModel:
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
     stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
-    budget: DraftBudget | None = None  # of the auto tree; it learns from every answer
+    budgets: dict[str, DraftBudget] = field(default_factory=dict)  # by drafter; they learn
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
     plain: PlainTime = field(default_factory=PlainTime)
 

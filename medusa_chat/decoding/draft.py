@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.continuation import Continuation
-from medusa_chat.decoding.draft_budget import BOTH, WHOLE
+from medusa_chat.decoding.draft_budget import BOTH, WHOLE, DraftBudget
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import ROOT, Tree
 
@@ -187,18 +187,34 @@ class Autoregressive:
 
 
 class PromptLookup(Autoregressive):
-    """Drafter "prompt-lookup": what followed the text's end where it stood before, as a chain of
-    one length (`nodes` with the root, at most DEPTH + 1): recorded steps are of one kind then."""
+    """Drafter "prompt-lookup": what followed the text's end where it stood before, as a chain:
+    `nodes` with the root (at most DEPTH + 1), or with a budget as many as it allows."""
 
     name, why = "prompt-lookup", "off: no match"
 
-    def __init__(self, nodes: int, device: torch.device) -> None:
+    def __init__(self, nodes: int, device: torch.device, budget: DraftBudget | None = None) -> None:
         super().__init__(device)
-        self.nodes, self._text = nodes, Continuation()
+        self.nodes, self._budget, self._text = nodes, budget, Continuation()
+        self._length, self._is_drafted = -1, False  # tokens in the cache; whether the last step was
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
-        found = self._text.following(min(self.nodes - 1, depth))
+        self._length += len(tokens)
+        found, reason = self._follow(min(self.nodes - 1, depth))
+        self._is_drafted = bool(found)
         if not found:
-            return self._root
-        return replace(with_chain(ROOT, 1, 0, found, self._device), reason=WHOLE, sources=())
+            return replace(self._root, reason=reason)
+        return replace(with_chain(ROOT, 1, 0, found, self._device), reason=reason, sources=())
+
+    def _follow(self, depth: int) -> tuple[Sequence[int], str]:
+        """The next tokens by the text, and why so many."""
+        if self._budget is None:
+            found = self._text.following(depth)
+            return found, WHOLE if found else self.why
+        guess = self._text.guess(depth)
+        allowed = self._budget.allow(self._length, guess.reached if guess else ())
+        return (guess.tokens[: allowed.nodes - 1], allowed.reason) if guess else ((), self.why)
+
+    def learn(self, nodes: int, path: Sequence[int]) -> None:
+        if self._budget is not None:
+            self._budget.record(nodes, len(path), self._is_drafted, guessed=1)

@@ -53,17 +53,14 @@ class Engine:
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
-        budget: decides how much is drafted at each step where there are heads. It is left out
-        where the tree changes the text, as it does with typical acceptance.
+        budget: decides how much is drafted at each step.
         """
         if settings.drafter == Autoregressive.name:
             return Autoregressive(self.backbone.device)
         if settings.drafter == PromptLookup.name:
-            return PromptLookup(settings.nodes or len(tree), self.backbone.device)
+            return PromptLookup(settings.nodes or len(tree), self.backbone.device, budget)
         if self.heads is None:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
-        if settings.acceptance != "exact" and not settings.is_greedy:
-            budget = None
         reads_text, is_recorded = settings.drafter != "medusa", self.backend.tries > 0
         return Medusa(self.heads, self.backbone, tree, details, budget, reads_text, is_recorded)
 

@@ -93,8 +93,8 @@ def resolve(
 ) -> tuple[GenerationSettings, Drafter]:
     """Fill in drafter, tree, nodes and seed; the drafter itself. Raises UsageError.
 
-    A budget decides how many nodes each step drafts where the tree is auto and nobody has said how
-    many nodes it has."""
+    A budget decides how many nodes each step drafts where the tree is auto, nobody has said how
+    many nodes it has, and the draft does not change the text, as with typical acceptance."""
     drafter, budget = settings.drafter or "auto", None
     if drafter == "auto" and not loaded.info.heads:
         drafter = "prompt-lookup"
@@ -104,10 +104,13 @@ def resolve(
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
     else:
         tree, name = loaded.auto_tree(settings.nodes)[0], "auto"
-        budget = draft_budget(loaded) if settings.nodes is None else None
+        if settings.nodes is None and (settings.acceptance == "exact" or settings.is_greedy):
+            budget = draft_budget(loaded, drafter)
     nodes = len(tree)
     if drafter == "prompt-lookup":  # a chain; only its length was chosen
-        if name == "auto" and settings.nodes is None:
+        if budget is not None:
+            nodes = DEPTH + 1
+        elif name == "auto" and settings.nodes is None:
             nodes = max(nodes, loaded.usual[0])  # heads that do not pay are no reason against it
         name, nodes = "prompt-lookup", min(nodes, DEPTH + 1)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Generator
 from time import perf_counter
 
+import torch
+
 from medusa_chat.decoding.acceptance import exact
-from medusa_chat.decoding.draft import Drafter
+from medusa_chat.decoding.draft import Drafter, PromptLookup
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
@@ -30,7 +32,8 @@ def time_steps(
     Yields None after every step, so that the caller can close the iterator, and StepCosts at the
     end. After a warm-up step of each size come interleaved rounds, for about `budget` seconds by
     `clock`: at least three rounds, or one where steps are slow. The minimum counts, for other work
-    of the machine only adds time. The cache is as before afterwards. The engine must have heads.
+    of the machine only adds time. The cache is as before afterwards. Without heads `tree` is a
+    chain, and the text drafts it.
     """
     profiler = StepProfiler(engine, tree)
     timing = _Timing(profiler, tree, budget, clock)
@@ -128,7 +131,6 @@ class StepProfiler:
     cache."""
 
     def __init__(self, engine: Engine, tree: Tree) -> None:
-        assert engine.heads is not None
         self.engine = engine
         self._tree = tree
         self._drafters: dict[int, Drafter] = {}
@@ -142,7 +144,7 @@ class StepProfiler:
             if start < self._length
         }
         cache.fill(self.lengths[-1])
-        weight = engine.heads.bias
+        weight = torch.zeros(1) if engine.heads is None else engine.heads.bias
         self._hidden = weight.new_full((1, weight.shape[-1]), 0.1)
         self._root_id = min(5, engine.backbone.vocabulary - 1)
 
@@ -163,9 +165,13 @@ class StepProfiler:
 
     def _drafter(self, nodes: int) -> Drafter:
         if nodes not in self._drafters:
-            heads = self.engine.heads
-            assert heads is not None
-            self._drafters[nodes] = Medusa(heads, self.engine.backbone, self._tree.head(nodes))
+            heads, backbone = self.engine.heads, self.engine.backbone
+            if heads is not None:
+                made: Drafter = Medusa(heads, backbone, self._tree.head(nodes))
+            else:
+                made = PromptLookup(nodes, backbone.device)
+                made.plan([self._root_id] * 2, 0)  # a text that repeats
+            self._drafters[nodes] = made
         return self._drafters[nodes]
 
     def leave(self) -> None:

@@ -8,6 +8,8 @@ from time import perf_counter
 
 from medusa_chat.checkpoints.load import tuning_key
 from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.continuation import DEPTH
+from medusa_chat.decoding.draft import PromptLookup
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
@@ -20,6 +22,7 @@ from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.tuning_store import Tuning, write
 
 SECONDS = 1.0
+CHAIN = Tree((-1, *range(DEPTH)), (-1, *[0] * DEPTH))  # of the text
 
 
 def tune(
@@ -27,10 +30,11 @@ def tune(
 ) -> Generator[Tuning | None, None, None]:
     """Time steps for about `budget` seconds and apply the result. Yields None after each step, so
     that the caller can close the iterator in between, and the Tuning at the end; nothing for a
-    model without heads."""
-    if not loaded.info.heads:
+    model whose times nothing reads."""
+    if not _is_tunable(loaded):
         return
-    source = source_tree(loaded.calibration, loaded.info.heads)
+    heads = loaded.info.heads
+    source = source_tree(loaded.calibration, heads) if heads else CHAIN
     with closing(time_steps(loaded.engine, source, budget, clock)) as steps:
         for costs in steps:
             yield None if costs is None else _applied(loaded, costs)
@@ -39,9 +43,9 @@ def tune(
 def tune_unless_known(
     loaded: LoadedModel, should_stop: Callable[[], bool], again: bool = False
 ) -> Iterator[ModelInfo]:
-    """Time the steps of a model with heads, unless the times are known; with `again` also then.
-    Yields the model as it is afterwards, nothing when it was stopped."""
-    if not loaded.info.heads or (loaded.tuned is not None and not again):
+    """Time the steps of a model, unless the times are known; with `again` also then. Yields the
+    model as it is afterwards, nothing when it was stopped."""
+    if not _is_tunable(loaded) or (loaded.tuned is not None and not again):
         yield loaded.info
         return
     with closing(tune(loaded)) as steps:  # closed, it puts everything back
@@ -50,6 +54,12 @@ def tune_unless_known(
                 yield loaded.info
             elif should_stop():
                 return
+
+
+def _is_tunable(loaded: LoadedModel) -> bool:
+    """Whether something reads the times: not of the text's chains in recorded steps, which have
+    one length."""
+    return bool(loaded.info.heads) or not loaded.engine.backend.tries
 
 
 def _applied(loaded: LoadedModel, costs: StepCosts) -> Tuning | None:
@@ -67,7 +77,7 @@ def _choose_tree(loaded: LoadedModel) -> None:
     """Choose the auto tree by the calibration and the tuning that the model has now."""
     loaded.trees.clear()
     tree, why = loaded.auto_tree()
-    loaded.budget = None
+    loaded.budgets.clear()
     loaded.info = replace(loaded.info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
 
 
@@ -105,16 +115,22 @@ def _facts(loaded: LoadedModel) -> TreeFacts | None:
     )
 
 
-def draft_budget(loaded: LoadedModel) -> DraftBudget | None:
-    """What decides how many nodes each step of the auto tree drafts; None without heads, or where
-    the costs were not measured."""
-    if loaded.tuned is None or not loaded.info.heads:
+def draft_budget(loaded: LoadedModel, drafter: str) -> DraftBudget | None:
+    """What decides how many nodes each step of a drafter drafts, of the heads by the auto tree;
+    None where the costs were not measured, and for chains of one length."""
+    is_fixed = drafter == PromptLookup.name and loaded.engine.backend.tries > 0
+    if loaded.tuned is None or is_fixed:
         return None
-    if loaded.budget is None:
-        device, info = loaded.engine.backbone.device, loaded.info
-        tree, _ = loaded.auto_tree()
-        accuracies = rank_accuracies(loaded.calibration)
-        found = candidates(loaded.calibration, info.heads, device, tree)
-        expected = expected_lengths(tree, accuracies)
-        loaded.budget = DraftBudget(loaded.tuned.costs, expected, found)
-    return loaded.budget
+    if drafter not in loaded.budgets:
+        costs, by_text = loaded.tuned.costs, (1.0,)
+        known = (by_text, None) if drafter == PromptLookup.name else _by_heads(loaded)
+        loaded.budgets[drafter] = DraftBudget(costs, *known)
+    return loaded.budgets[drafter]
+
+
+def _by_heads(loaded: LoadedModel) -> tuple[tuple[float, ...], Tree | None]:
+    """DraftBudget's expected tokens and candidates for the auto tree."""
+    tree, _ = loaded.auto_tree()
+    device, calibration = loaded.engine.backbone.device, loaded.calibration
+    found = candidates(calibration, loaded.info.heads, device, tree)
+    return expected_lengths(tree, rank_accuracies(calibration)), found

@@ -143,7 +143,7 @@ def test_a_step_of_a_comparison_has_no_time_of_other_programs():
 
 def test_prompt_lookup_drafts_where_the_heads_do_not_pay(monkeypatch):
     """The tree of a tuner that found plain decoding fastest has one node: the heads' affair."""
-    monkeypatch.setattr(replies, "draft_budget", lambda _: None)
+    monkeypatch.setattr(replies, "draft_budget", lambda *_: None)
     engine = SimpleNamespace(drafter=lambda settings, tree, budget: settings)
     loaded = SimpleNamespace(
         info=SimpleNamespace(heads=3), auto_tree=lambda _: (ROOT, ""), usual=(8, ""), engine=engine

@@ -52,7 +52,8 @@ def loaded_from(folder):
 @pytest.fixture
 def loaded(shared):
     """The model as just loaded, with nothing tuned."""
-    shared.tuned = shared.budget = None
+    shared.tuned = None
+    shared.budgets.clear()
     shared.trees.clear()
     shared.engine.forget()
     shared.said = ("", [])
@@ -219,7 +220,7 @@ def test_where_two_nodes_pay_and_four_do_not_each_step_decides(monkeypatch, load
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.4))))
     tree = resolve(loaded, GenerationSettings())[1].tree
     assert len(tree) == 4
-    assert tuner.draft_budget(loaded).allow(100).reason == "the heads' probabilities"
+    assert tuner.draft_budget(loaded, "auto").allow(100).reason == "the heads' probabilities"
     assert "faster than Medusa" not in loaded.info.tree_reason
 
 
@@ -233,7 +234,7 @@ def test_explicit_nodes_and_trees_are_left_alone(monkeypatch, loaded):
 def test_without_a_tuning_auto_is_what_it_was(loaded):
     tree, why = auto_tree(None, 3, CPU, (4, "for cpu"))
     assert len(tree) == 4 and "4 nodes for cpu" in why
-    assert tuner.draft_budget(loaded) is None
+    assert tuner.draft_budget(loaded, "auto") is None
 
 
 def test_too_many_nodes_are_still_refused_with_a_tuning():
@@ -300,6 +301,53 @@ def test_what_was_measured_once_is_not_measured_again(monkeypatch, loaded):
     assert len(clock.steps) == count
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    return loaded_from(write_checkpoint(tmp_path_factory.mktemp("bare") / "model", heads=0))
+
+
+@pytest.fixture
+def headless(bare):
+    """A model without heads, with nothing tuned."""
+    bare.tuned = None
+    bare.budgets.clear()
+    bare.engine.forget()
+    return bare
+
+
+def test_without_heads_chains_of_the_text_are_timed(headless):
+    """Real steps: of each size, and at the end the cache as it was."""
+    *_, found = time_steps(headless.engine, tuner.CHAIN, BRIEF)
+    assert found.sizes[:2] == (1, 4) and found.sizes[-1] <= len(tuner.CHAIN)
+    assert headless.engine.backbone.cache.length == 0
+
+
+@pytest.mark.parametrize(("cost", "most"), [(3.0, 1), (0.01, 16)])
+def test_without_heads_the_text_drafts_what_pays(monkeypatch, headless, cost, most):
+    """Where a node costs three plain steps nothing is drafted but for what is tried."""
+    (info,) = tune_unless_known(headless, lambda: False)
+    assert info is headless.info and headless.tuned is not None
+    headless.tuned = replace(headless.tuned, costs=costs_of(cost))
+    asked = GenerationSettings(max_new_tokens=60, seed=5)
+    text = "the same words, and the same words, and the same words, and"
+    plain = list(reply(headless, Reply(text, replace(asked, drafter="none"))))
+    looked = list(reply(headless, Reply(text, asked)))
+    assert looked[-1].token_ids == plain[-1].token_ids
+    steps = [event.nodes for event in looked if isinstance(event, Step)]
+    assert max(steps) == most if most == 1 else 4 < max(steps) <= most
+
+
+def test_chains_of_recorded_steps_keep_one_length(monkeypatch, headless):
+    monkeypatch.setattr(headless.engine.backend, "tries", 3, raising=False)
+    assert list(tune_unless_known(headless, lambda: False)) == [headless.info]
+    assert headless.tuned is None, "nothing would read the times"
+    list(tuner.tune(headless, BRIEF))
+    assert headless.tuned is None
+    headless.tuned = tuning_store.Tuning(PLACE, 1, costs_of(3.0), "2026-01-01")
+    settings, drafter = resolve(headless, GenerationSettings())
+    assert len(drafter.plan([7] * 9, 50).tree) == settings.nodes == 4, "whatever a node costs"
+
+
 def test_a_job_that_comes_ends_the_measurement_at_the_next_step(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.02))
     assert list(tune_unless_known(loaded, lambda: len(clock.steps) >= 5)) == []
@@ -319,7 +367,7 @@ def test_decoding_by_a_budget_says_what_plain_decoding_says(monkeypatch, loaded,
     medusa = list(reply(loaded, Reply(text, replace(asked, drafter="medusa"))))
     assert medusa[-1].token_ids == plain[-1].token_ids
     steps = [event for event in medusa if isinstance(event, Step)]
-    assert isinstance(loaded.budget, DraftBudget)
+    assert isinstance(loaded.budgets["medusa"], DraftBudget)
     assert all(step.nodes == len(step.draft.tokens) for step in steps)
     assert all(step.nodes == 1 for step in plain if isinstance(step, Step))
 
@@ -450,14 +498,14 @@ def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, 
     clock = Clock(monkeypatch, costs_of(0.02))
     monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
     list(tune_unless_known(loaded, lambda: False))
-    before, stored = loaded.info, tuner.draft_budget(loaded).candidates
+    before, stored = loaded.info, tuner.draft_budget(loaded, "auto").candidates
     mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
     info = use_tree(loaded, mine)
     assert info.tree_facts.is_personal and info.tree_facts.choices == mine.choices
     assert info.tree_reason.startswith("your personal tree, ")
     assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
     assert info.tree_facts.key == before.tree_facts.key
-    assert tuner.draft_budget(loaded).candidates.choices[1] == (1,) != stored.choices[1]
+    assert tuner.draft_budget(loaded, "auto").candidates.choices[1] == (1,) != stored.choices[1]
     tree = resolve(loaded, GenerationSettings())[1].tree
     assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
     list(tune_unless_known(loaded, lambda: False, again=True))
