@@ -185,7 +185,7 @@ def _usual_nodes(
     heads, parameters = (found.heads.heads, found.heads.parameters) if found.heads else (0, 0)
     return usual_nodes(
         *(plan.device, plan.precision, plan.is_native, found.weights.config),
-        *(expected_tokens(calibration, heads), parameters),
+        *(expected_tokens(calibration, heads), parameters, found.original is not None),
     )
 
 

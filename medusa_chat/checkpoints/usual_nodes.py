@@ -26,16 +26,18 @@ def usual_nodes(
     config: Mapping[str, Any],
     expected: Sequence[float],
     head_parameters: int,
+    is_packed: bool = False,
 ) -> tuple[int, str]:
     """Nodes of the auto tree, and the reason as the end of a sentence.
 
     On a CPU few in fp32 and in C, where each row costs its whole computation, and twice as many
-    where AMX multiplies rows of bf16. On a GPU those with the most tokens a second,
-    by the time that weights and products take of a step. config: the backbone's. expected[m - 1]:
-    tokens a step with m nodes. head_parameters: of the Medusa heads."""
+    where AMX multiplies rows of bf16, which it does not where a GGUF file's numbers are multiplied
+    (is_packed). On a GPU those with the most tokens a second, by the time that weights and products
+    take of a step. config: the backbone's. expected[m - 1]: tokens a step with m nodes.
+    head_parameters: of the Medusa heads."""
     if device.type == "cpu":
         is_half = precision in ("bf16", "fp16")
-        dear = 8 if is_half and this_cpu().has_amx else 4
+        dear = 8 if is_half and this_cpu().has_amx and not is_packed else 4
         return (16 if is_half and not is_native else dear), "for cpu"
     gpu = gpu_of(torch.cuda.get_device_properties(device)) if device.type == "cuda" else None
     try:

@@ -113,3 +113,5 @@ def test_a_cpu_starts_with_few(monkeypatch, has_amx):
     ):
         found = usual.usual_nodes(CPU, precision, is_native, VICUNA, expected, 0)
         assert found == (nodes, "for cpu")
+    found = usual.usual_nodes(CPU, "bf16", True, VICUNA, expected, 0, is_packed=True)
+    assert found == (4, "for cpu"), "AMX multiplies no numbers of a GGUF file"
