@@ -21,8 +21,9 @@ INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDAT
     ELSE coalesce(conversations.deleted_at, excluded.deleted_at) END
 """
 LIST = """
-SELECT id, title, updated_at, excerpt(body, ?) FROM conversations
-WHERE deleted_at IS NULL AND holds(words, ?) ORDER BY updated_at DESC, rowid DESC LIMIT ?
+SELECT id, title, updated_at, excerpt(CAST(body AS BLOB), ?) FROM conversations
+WHERE deleted_at IS NULL AND holds(CAST(words AS BLOB), ?)
+ORDER BY updated_at DESC, rowid DESC LIMIT ?
 """
 FOUND = "SELECT body, created_at, updated_at, deleted_at FROM conversations WHERE id = ?"
 COUNT = "SELECT count(*) FROM conversations WHERE deleted_at IS NULL AND id = ?"

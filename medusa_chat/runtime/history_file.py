@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,18 @@ LAST = (  # by the table, and where that is broken by its other tree
 )
 ROW = "SELECT * FROM conversations WHERE rowid = ?"
 MOST = 1_000_000  # conversations that were ever begun: a broken page can tell of any number
+# sqlite never looks whether a text is UTF-8: a damaged byte costs a character, and no list
+TEXT = partial(str, encoding="utf-8", errors="replace")
 KEEP = "INSERT OR IGNORE INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 def opened(file: Path) -> sqlite3.Connection:
     """A connection; the file is made where there is none. Raises OSError and sqlite3.Error."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    base = sqlite3.connect(file, timeout=BUSY_SECONDS)
+    base = _connected(file)
     try:
-        base.create_function("holds", 2, holds)
-        base.create_function("excerpt", 2, excerpt_of)
+        base.create_function("holds", 2, lambda words, search: holds(TEXT(words), search))
+        base.create_function("excerpt", 2, lambda body, search: excerpt_of(TEXT(body), search))
         for line in (*PRAGMAS, TABLE, INDEX):
             base.execute(line)
     except BaseException:
@@ -62,9 +65,15 @@ def mend(file: Path) -> str:
     return f"it was set aside as {aside.name}; {kept} conversations could be read and are kept"
 
 
+def _connected(file: Path) -> sqlite3.Connection:
+    base = sqlite3.connect(file, timeout=BUSY_SECONDS)
+    base.text_factory = TEXT
+    return base
+
+
 def _is_sound(file: Path) -> bool:
     try:
-        with closing(sqlite3.connect(file)) as base:
+        with closing(_connected(file)) as base:
             return bool(base.execute("PRAGMA integrity_check").fetchone() == ("ok",))
     except sqlite3.Error:
         return False
@@ -72,7 +81,7 @@ def _is_sound(file: Path) -> bool:
 
 def _rows_of(file: Path) -> Iterator[tuple[Any, ...]]:
     """The rows of a broken file that hold a conversation; none where it is no database any more."""
-    with closing(sqlite3.connect(file)) as base:
+    with closing(_connected(file)) as base:
         base.execute("PRAGMA writable_schema = ON")  # reads a file whose end is missing
         for number in range(1, _last(base) + 1):
             try:

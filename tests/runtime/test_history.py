@@ -136,6 +136,17 @@ def test_of_a_file_with_a_bad_page_all_but_what_lies_there_is_kept(history, told
     assert b"12 12 12" in aside.read_bytes() and not list(history.file.parent.glob("*.new-*"))
 
 
+@pytest.mark.parametrize("where", ["title 1", "words 1", "title 2"])
+def test_a_damaged_byte_costs_a_character_and_no_list(history, told, where):
+    for number in "12":
+        history.save(number, said(f"words {number} " * 9, title=f"title {number}"))
+    whole, bad = history.file.read_bytes(), b"\xff" + where.encode()[1:]
+    history.file.write_bytes(whole.replace(where.encode(), bad))  # the file itself stays sound
+    assert {one.id for one in history.listed()} == {"1", "2"}
+    assert [one.id for one in history.listed("words 2")] == ["2"]
+    assert history.load("1") and len(history.all()) == 2 and told == []
+
+
 ROW = json.loads(KEPT.to_line())
 
 
