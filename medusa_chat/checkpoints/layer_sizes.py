@@ -6,6 +6,7 @@ from typing import Any
 from medusa_chat.errors import ModelError
 
 LARGEST = 10_000_000
+MOST_LAYERS = 10_000  # each is looked at
 # families whose MLP has two matrices; the others have a gate as well
 UNGATED = set(
     "gpt2 gpt_neox gptj gpt_bigcode codegen falcon phi opt xglm biogpt starcoder2 nemotron arcee "
@@ -27,14 +28,18 @@ INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 
 def number(
-    config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1
+    config: Mapping[str, Any],
+    *keys: str,
+    default: int | None = None,
+    least: int = 1,
+    most: int = LARGEST,
 ) -> int:
     """The first of these keys that has a value. Raises ModelError for none, and for a value that is
     no number in its range."""
     value = next((config[k] for k in keys if config.get(k) is not None), default)
     if isinstance(value, list) and value == value[:1] * len(value):  # Gemma 3n: one for each layer
         value = value[0] if value else None
-    if type(value) is not int or not least <= value <= LARGEST:
+    if type(value) is not int or not least <= value <= most:
         raise ModelError(
             f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]}): fetch it again"
         )

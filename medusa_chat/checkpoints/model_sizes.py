@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.checkpoints.layer_sizes import (
+    MOST_LAYERS,
     TWICE,
     attention_weights,
     key_value_heads,
@@ -61,7 +62,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     dtype = config.get("dtype") or config.get("torch_dtype")
     is_quantised = bool(config.get("quantization_config"))
     hidden = number(config, "hidden_size", "n_embd", "d_model")
-    layers = number(config, "num_hidden_layers", "n_layer", "num_layers")
+    layers = number(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     layers *= 2 if config.get("model_type") in TWICE else 1
     heads = number(config, "num_attention_heads", "n_head", "attention_heads")
     vocabulary = number(config, "vocab_size")

@@ -303,6 +303,11 @@ def test_a_config_with_an_odd_number_is_refused(value):
         sizes(VICUNA | {"hidden_size": value})
 
 
+def test_a_config_with_more_layers_than_any_model_is_refused():
+    with pytest.raises(ModelError, match="no valid num_hidden_layers"):  # ten seconds to count
+        sizes(VICUNA | {"num_hidden_layers": 10_000_000})
+
+
 def test_the_weights_of_the_backbone_are_those_of_its_header(backbone):
     config = json.loads((backbone / "config.json").read_text())
     weights = load_file(backbone / "model.safetensors")
