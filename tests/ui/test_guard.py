@@ -88,6 +88,8 @@ def test_given_hosts_and_addresses_pass_only_when_asked_for():
         ({"origin": "http://127.0.0.1:9999"}, 403),
         ({"origin": "https://evil.com"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "http://[evil.com]"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:7860"}, 200),
     ],

@@ -38,6 +38,13 @@ def test_a_strangers_form_is_small(door):
     assert door[0].post("/enter", data={"password": "x" * 5000}).status_code == 413
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[evil.com]", "https://evil.com", "null"])
+def test_a_strangers_form_is_of_the_link_itself(door, origin):
+    client, link = door
+    sent = client.post("/enter", data={"password": link.password}, headers={"origin": origin})
+    assert sent.status_code == 403
+
+
 @pytest.mark.parametrize("name", ["x-forwarded-host", "x-forwarded-proto", "x-gradio-server"])
 def test_a_guests_headers_do_not_say_where_the_page_is(guest, name):
     assert "evil" not in guest.get("/config", headers={name: "evil.example"}).text

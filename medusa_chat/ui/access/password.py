@@ -21,6 +21,7 @@ from medusa_chat.ui.access.guard import (
     GUEST_HEADER,
     TOO_SLOW,
     guest_named,
+    host_of,
 )
 from medusa_chat.ui.access.headers import with_headers
 from medusa_chat.ui.access.login_limit import SLOW_DOWN, Throttle, WaitingRoom
@@ -92,7 +93,7 @@ class PasswordGate:
         except (TimeoutError, ClientDisconnect):
             return PlainTextResponse(TOO_SLOW, 408)
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != link.host:
+        if origin is not None and host_of(origin) != link.host:
             return PlainTextResponse("a request from another site is not allowed", 403)
         fields = parse_qs(body.decode("utf-8", "replace"))
         return await self._try(link, request, fields.get("password", [""])[0])
