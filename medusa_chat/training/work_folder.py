@@ -36,6 +36,8 @@ def begun(request: TrainRequest, folder: Path) -> Iterator[None]:
         raise UsageError(f"{output} cannot be written: create its parent folder first")
     if not paths.can_write(output.resolve().parent):
         raise UsageError(f"{output} cannot be written: you may not write in its parent folder")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give another --output, or move it away")
     if request.resume and not folder.exists():
         raise UsageError(f"there is nothing to resume at {folder}: omit --resume")
     folder.mkdir(exist_ok=True)

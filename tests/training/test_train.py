@@ -403,6 +403,17 @@ def test_other_data_is_no_data_to_go_on_with(
     assert "was started with another data" in refusal([*line, "--resume"], capsys)
 
 
+def test_a_file_in_the_place_of_the_work_folder_is_left(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out.training"
+    file.write_text("mine")
+    line = command(inputs, tmp_path / "out", "--max-steps", "2")
+    assert "out.training is a file: give another --output" in refusal(line, capsys)
+    assert "out.training is a file" in refusal([*line, "--resume"], capsys)
+    assert file.read_text() == "mine"
+
+
 def test_two_trainings_do_not_share_a_folder(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
