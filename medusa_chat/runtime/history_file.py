@@ -3,10 +3,12 @@
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from medusa_chat import paths
 from medusa_chat.runtime.stored_conversation import StoredConversation, excerpt_of, holds
@@ -51,17 +53,19 @@ def mend(file: Path) -> str:
     it). Raises OSError and sqlite3.Error."""
     now = time.time_ns()
     aside, new = (file.with_name(f"{file.name}.{kind}-{now}") for kind in ("corrupt", "new"))
-    try:
-        with closing(opened(new)) as base, base:
-            kept = base.executemany(KEEP, _rows_of(file)).rowcount
+    with FileLock(f"{file}.lock"):
         if _is_sound(file):
             return ""
-        for suffix in ("-wal", "-shm", ""):  # a log that stayed would be read into the new file
-            if (part := Path(f"{file}{suffix}")).exists():
-                paths.replace(part, Path(f"{aside}{suffix}"))
-        paths.replace(new, file)
-    finally:
-        new.unlink(missing_ok=True)
+        try:
+            with closing(opened(new)) as base, base:
+                kept = base.executemany(KEEP, _rows_of(file)).rowcount
+            paths.write_bytes(aside, file.read_bytes())  # the file is never missing
+            for suffix in ("-wal", "-shm"):  # a log that stayed would be read into the new file
+                with suppress(FileNotFoundError):
+                    paths.replace(Path(f"{file}{suffix}"), Path(f"{aside}{suffix}"))
+            paths.replace(new, file)
+        finally:
+            new.unlink(missing_ok=True)
     return f"it was set aside as {aside.name}; {kept} conversations could be read and are kept"
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from medusa_chat.runtime import history_file
 from medusa_chat.runtime.history import FILE, History
 from medusa_chat.runtime.message_tree import MessageTree
 from medusa_chat.runtime.stored_conversation import MAX_TITLE, StoredConversation
@@ -134,6 +135,34 @@ def test_of_a_file_with_a_bad_page_all_but_what_lies_there_is_kept(history, told
     assert "set aside as chats.sqlite3.corrupt-" in line and "20 conversations could" in line
     (aside,) = history.file.parent.glob("*.corrupt-*")
     assert b"12 12 12" in aside.read_bytes() and not list(history.file.parent.glob("*.new-*"))
+
+
+def test_two_programs_mend_a_file_one_after_the_other(history, told, monkeypatch):
+    """The second one set the mended file aside, with what was saved in it meanwhile."""
+    history.save("old", KEPT)
+    history.file.write_bytes(b"\xff" * 200 + history.file.read_bytes()[200:])
+    other, is_there = History(history.file, told.append), threading.Event()
+    is_sound, lock = history_file._is_sound, history_file.FileLock
+    beside = threading.Thread(target=lambda: (other.save("b", KEPT), is_there.set()))
+
+    def looking(file):
+        found = is_sound(file)
+        if beside.ident is None:
+            beside.start()
+            assert is_there.wait(60)  # it is done, or waits for its turn
+        return found
+
+    def locking(name):
+        if threading.current_thread() is beside:
+            is_there.set()
+        return lock(name)
+
+    monkeypatch.setattr(history_file, "_is_sound", looking)
+    monkeypatch.setattr(history_file, "FileLock", locking)
+    assert history.save("a", KEPT)
+    beside.join(60)
+    assert {one.id for one in history.listed()} == {"a", "b"} and len(told) == 1
+    assert len(list(history.file.parent.glob("*.corrupt-*"))) == 1
 
 
 @pytest.mark.parametrize("where", ["title 1", "words 1", "title 2"])
