@@ -93,6 +93,7 @@ let active = 0; // the node that has the keyboard
 let hovered = null;
 let quiet = null; // the node under the pointer that needs no tooltip
 let tallest = 0;
+let isScrolledByHand = false; // the panel
 let describing = 0;
 const schedule = inNextFrame(() => render());
 

@@ -5,6 +5,7 @@ const PATIENCE = 4000; // ms until a step that did not come is asked for again
 function goTo(step) {
   if (!data || !data.figures.steps) return;
   pinned = Math.max(0, Math.min(data.figures.steps - 1, step));
+  if (!play) isScrolledByHand = false;
   if (asked && asked.step !== pinned) hideCard();
   if (steps.has(pinned)) shown = steps.get(pinned);
   else request();
@@ -43,7 +44,7 @@ function keep(step) {
 function forget() {
   stopPlay();
   [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
-  [widest, largest, asIf] = [0, LARGEST, null];
+  [widest, largest, asIf, isScrolledByHand] = [0, LARGEST, null, false];
   loosen();
   picture.style.minHeight = "";
   known = { bars: [], times: [], nodes: [], ends: [] };

@@ -32,6 +32,29 @@ function render() {
   if (isReadable) readAt = now;
   drawAll(isReadable);
   if (isReadable) scrollTimeline();
+  if (isReadable) scrollToPath(); // last: it lays out what was written before it
+}
+
+// A path that is not in the panel's window is scrolled to, its end before its root; after a hand has
+// scrolled the panel, not before a step is chosen or another answer begins.
+const panel = element.closest("#right");
+let seenPath = ""; // of which answer and step
+function scrollToPath() {
+  const here = shown?.parent ? `${data.answer}.${shown.index}` : "";
+  if (!here || here === seenPath || isScrolledByHand || !box.clientHeight) return;
+  seenPath = here;
+  const { top } = svg.getBoundingClientRect();
+  const path = chips.flatMap(({ at }, node) => (shown.state[node] === "a" ? [top + at] : []));
+  const under = Math.max(...path) + CHIP * scale - timeline.getBoundingClientRect().top;
+  const above = panel.getBoundingClientRect().top - Math.min(...path) + CHIP * scale;
+  if (under > 0) panel.scrollTop += under;
+  else if (above > 0) panel.scrollTop -= Math.min(above, -under);
+}
+
+for (const name of ["wheel", "touchmove", "pointerdown"]) {
+  const isBar = (event) => name !== "pointerdown" || event.target === panel; // that of the panel's scrolling
+  const note = (event) => (isScrolledByHand ||= isBar(event));
+  panel.addEventListener(name, note, { passive: true });
 }
 
 function drawAll(isReadable) {

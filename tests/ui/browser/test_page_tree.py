@@ -98,6 +98,30 @@ def test_states_and_marks_are_the_traces_under_exact(tab, runner):
     assert label.endswith(f"then \u2068{following}\u2069")
 
 
+# Whether all of the path is between the panel's top and the timeline, which stays at its foot.
+PATH_IN_SIGHT = """() => {
+  const path = [...document.querySelectorAll('svg.tree [data-state=accepted]')];
+  const seen = path.map(chip => chip.getBoundingClientRect());
+  const { top } = document.querySelector('#right').getBoundingClientRect();
+  const end = document.querySelector('.timeline').getBoundingClientRect().top;
+  return seen.every(chip => chip.top >= top && chip.bottom <= end);
+}"""
+
+
+def test_a_path_below_the_window_is_scrolled_to_until_a_hand_scrolls(tab, runner):
+    runner.nodes = 64
+    steps = [step for step in ask(tab, runner) if len(step.path) > 1]
+    order = sorted(steps, key=lambda step: max(step.path[1:2]))  # the later, the lower
+    for step in (order[-1], order[0], order[-1]):
+        pick(tab, step.index)
+        tab.wait_for_function(PATH_IN_SIGHT)
+    tab.locator(".facing").hover()
+    tab.mouse.wheel(0, -3000)
+    tab.wait_for_function("() => document.querySelector('#right').scrollTop === 0")
+    drawn_frames(tab, 3)
+    assert not tab.evaluate(PATH_IN_SIGHT), "the hand is not pulled back"
+
+
 def test_a_step_that_was_cut_counts_what_it_gave_and_rejects_nothing_behind_it(
     tab, runner, monkeypatch
 ):
