@@ -16,11 +16,12 @@ from medusa_chat.decoding.tree import ROOT, Tree
 
 @dataclass(frozen=True, eq=False)
 class TreeTensors:
-    """A tree's constants on the device: parents, depths int64 [n] (the root's parent is 0),
+    """A tree and its constants on the device: parents, depths int64 [n] (the root's parent is 0),
     ancestors bool [n, n]: whether a row's node sees a column's; others bool [n, n]: whether the
     path from the root's child to a row's node is without a column's; paths int64 [n, depth + 1]:
     to each node, padded with the root."""
 
+    tree: Tree
     parents: Tensor
     depths: Tensor
     ancestors: Tensor
@@ -38,22 +39,25 @@ class TreeTensors:
         padded = [[*path, *[0] * (tree.depth + 1 - len(path))] for path in tree.paths]
         rows = [0, *tree.parents[1:]], tree.depths, padded
         parents, depths, paths = (torch.tensor(row, device=device) for row in rows)
-        return cls(parents, depths, ancestors, others, paths)
+        return cls(tree, parents, depths, ancestors, others, paths)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A proposal: tokens int64 [n] on the device, tokens[0] the root; the tree and its constants;
+    """A proposal: tokens int64 [n] on the device, tokens[0] the root; tensors: of its tree;
     shares: probabilities [n] by the heads (any number where they did not draft), float32 on the
     device or on the host, or None; guesses, sources: see DraftRecord.
     """
 
     tokens: Tensor
-    tree: Tree
     tensors: TreeTensors
     shares: Tensor | Sequence[float] | None = None
     guesses: tuple[tuple[int, ...], ...] = ()
     sources: tuple[Source | None, ...] = ()
+
+    @property
+    def tree(self) -> Tree:
+        return self.tensors.tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +71,6 @@ class Plan:
     reason: why so many nodes (draft_budget.py). sources: see DraftRecord.
     """
 
-    tree: Tree
     tensors: TreeTensors
     index: Tensor | None = None
     width: int = 0
@@ -77,24 +80,28 @@ class Plan:
     text: Tensor | None = None
     sources: tuple[Source | None, ...] = ()
 
+    @property
+    def tree(self) -> Tree:
+        return self.tensors.tree
+
 
 def text_draft(plan: Plan, root: Tensor) -> Draft:
     """The draft of a plan without heads: root int64 [1], then the text's tokens if it has some."""
     tokens = root if plan.text is None else torch.cat((root, plan.text))
-    return Draft(tokens, plan.tree, plan.tensors, sources=plan.sources)
+    return Draft(tokens, plan.tensors, sources=plan.sources)
 
 
 @lru_cache(maxsize=64)
 def indexed(
     tree: Tree, nodes: int, depth: int, device: torch.device
-) -> tuple[Tree, TreeTensors, Tensor | None]:
-    """The first `nodes` nodes no deeper than `depth`, their constants, and Plan.index of them:
-    int64 [n], None where only the root is left."""
+) -> tuple[TreeTensors, Tensor | None]:
+    """The first `nodes` nodes no deeper than `depth`, and Plan.index of them: int64 [n], None where
+    only the root is left."""
     cut = tree.head(nodes).pruned(depth)
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]
     found = torch.tensor(index, device=device) if len(cut) > 1 else None
-    return cut, TreeTensors.of(cut, device), found
+    return TreeTensors.of(cut, device), found
 
 
 def with_chain(
@@ -112,36 +119,29 @@ def with_chain(
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)  # its `text` is written from anywhere, training included
 def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
-    heads, _, index = indexed(tree, nodes, depth, device)
+    found, index = indexed(tree, nodes, depth, device)
+    heads = found.tree
     own, width = len(heads), tree.width
-    parents = (*heads.parents, 0, *range(own, own + count - 1))
-    whole, tensors = shape_of(parents, (*heads.ranks, width, *[0] * (count - 1)), device)
+    parents, ranks = (0, *range(own, own + count - 1)), (width, *[0] * (count - 1))
     root = torch.zeros(1, dtype=torch.long, device=device)
+    by_heads: list[Source] = ["heads"] * (own - 1)
+    by_text: list[Source] = ["text"] * count
     places = 1 + heads.depth * width + torch.arange(count, device=device)
     return Plan(
-        whole,
-        tensors,
+        shape_of((*heads.parents, *parents), (*heads.ranks, *ranks), device),
         index=torch.cat((root if index is None else index, places)),
         width=width,
         reason=BOTH,
         heads=heads.depth,
         text=torch.zeros(count, dtype=torch.long, device=device),
-        sources=(None, *named("heads", own - 1), *named("text", count)),
+        sources=(None, *by_heads, *by_text),
     )
 
 
 @lru_cache(maxsize=512)
-def shape_of(
-    parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device
-) -> tuple[Tree, TreeTensors]:
-    """A tree made for one step and its constants; few shapes come again and again."""
-    tree = Tree(parents, ranks)
-    return tree, TreeTensors.of(tree, device)
-
-
-def named(source: Source, count: int) -> tuple[Source, ...]:
-    """The sources of `count` nodes that one has proposed."""
-    return (source,) * count
+def shape_of(parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device) -> TreeTensors:
+    """A tree made for one step; few shapes come again and again."""
+    return TreeTensors.of(Tree(parents, ranks), device)
 
 
 class Drafter(Protocol):
@@ -172,7 +172,7 @@ class Autoregressive:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._root = Plan(ROOT, TreeTensors.of(ROOT, device), reason=self.why)
+        self._root = Plan(TreeTensors.of(ROOT, device), reason=self.why)
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         return self._root

@@ -171,7 +171,7 @@ class Engine:
         it was predicted from)."""
         last = self._read(prompt_ids[len(self._ids) :])[-1:]
         root = torch.tensor(prompt_ids[-1:], device=self.backbone.device)
-        draft = Draft(root, ROOT, TreeTensors.of(ROOT, self.backbone.device))
+        draft = Draft(root, TreeTensors.of(ROOT, self.backbone.device))
         logits = self.backbone.lm_head(last)
         place = len(prompt_ids) - 1
         result = read(

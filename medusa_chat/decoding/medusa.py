@@ -109,9 +109,9 @@ class Medusa:
         of it."""
         widest, nodes, reason = self._widest, self._allowance.nodes, self._allowance.reason
         nodes = len(widest) if self._is_grown and nodes > 1 else nodes
-        tree, tensors, index = indexed(widest, nodes, min(depth, widest.depth), self._device)
+        tensors, index = indexed(widest, nodes, min(depth, widest.depth), self._device)
         is_grown = is_grown and index is not None
-        return Plan(tree, tensors, index, widest.width, is_grown, reason, tree.depth)
+        return Plan(tensors, index, widest.width, is_grown, reason, tensors.tree.depth)
 
     def _by_text(self, guess: Guess) -> Plan:
         """The plan of a continuation without the heads."""
@@ -143,7 +143,7 @@ class Medusa:
         if self._details:
             shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
             drafted = torch.cat((root, shares, *text)).index_select(0, plan.index)
-        return Draft(filled, plan.tree, plan.tensors, drafted, (), plan.sources)
+        return Draft(filled, plan.tensors, drafted, (), plan.sources)
 
     def _part(
         self, plan: Plan, root: Tensor, values: Tensor, candidates: Tensor, sums: Tensor
@@ -156,10 +156,10 @@ class Medusa:
         shares = [NONE, *(math.exp(logits[d - 1][rank] - whole[d - 1]) for d, rank in places)]
         made = merge(plan.tree, tokens, shares, self._guess, self._allowance)
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
-        tree, tensors = shape_of(made.parents, made.ranks, self._device)
+        tensors = shape_of(made.parents, made.ranks, self._device)
         filled = torch.frombuffer(array("q", made.tokens), dtype=torch.long).to(self._device)
         guesses = tuple(map(tuple, guessed)) if self._details else ()
-        return Draft(filled, tree, tensors, made.shares, guesses, self._sources)
+        return Draft(filled, tensors, made.shares, guesses, self._sources)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         if self._budget is not None:

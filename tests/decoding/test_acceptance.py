@@ -149,7 +149,7 @@ def samples(settings_of, logits, count):
     """`count` draws for one row of logits, 200 places at a time, a seed for each time."""
     tensors = TreeTensors.of(chain(199), CPU)
     rows = logits.expand(200, -1)
-    draft = Draft(torch.zeros(200), chain(199), tensors)
+    draft = Draft(torch.zeros(200), tensors)
     given = (VerifyInput(draft, rows, 0, settings_of(n), False) for n in range(count // 200))
     return torch.cat([own_tokens(one) for one in given])
 

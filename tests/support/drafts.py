@@ -9,4 +9,4 @@ CPU = torch.device("cpu")
 
 
 def draft_of(tree: Tree, tokens: list[int]) -> Draft:
-    return Draft(torch.tensor(tokens), tree, TreeTensors.of(tree, CPU))
+    return Draft(torch.tensor(tokens), TreeTensors.of(tree, CPU))

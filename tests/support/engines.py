@@ -45,11 +45,11 @@ class Oracle:
             is_right = tree.ranks[node] == place % 2 and place % self.period
             ids.append(right if is_right else (right + 1 + tree.ranks[node]) % VOCABULARY)
         self.ids = ids
-        return Plan(tree, TreeTensors.of(tree, torch.device("cpu")))
+        return Plan(TreeTensors.of(tree, torch.device("cpu")))
 
     def fill(self, plan, root, hidden):
         assert int(root) == self.ids[0]
-        return Draft(torch.tensor(self.ids), plan.tree, plan.tensors)
+        return Draft(torch.tensor(self.ids), plan.tensors)
 
     def learn(self, nodes, path): ...
 

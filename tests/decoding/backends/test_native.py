@@ -138,7 +138,7 @@ def test_in_bf16_every_drafter_gives_plain_tokens(family, library):
 def test_the_first_step_beyond_the_window_does_not_see_the_first_token(library):
     engine, twin = native_engine("mistral-window", library), engine_of(tiny("mistral-window"))
     ids = torch.arange(40) * 7 % VOCABULARY
-    draft = Draft(torch.tensor([5]), ROOT, TreeTensors.of(ROOT, torch.device("cpu")))
+    draft = Draft(torch.tensor([5]), TreeTensors.of(ROOT, torch.device("cpu")))
     for length in range(2, 40):
         logits = []
         for one in (engine, twin):
