@@ -1,19 +1,9 @@
 """From token ids to printable text: streaming decoding, stop strings, the text of one token."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
-
-from medusa_chat.decoding.events import (
-    Finished,
-    Prefilled,
-    Reading,
-    Reason,
-    Stats,
-    Told,
-    changed,
-)
 
 
 class TextStream:
@@ -70,7 +60,7 @@ class TokenTexts:
     """The text of single tokens, cached; a byte that is not a whole character shows as <0xE2>."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
@@ -79,8 +69,8 @@ class TokenTexts:
         return self._texts[token]
 
     def _text(self, token: int) -> str:
-        text = self._tokenizer.decode([token])
-        piece = self._tokenizer.convert_ids_to_tokens(token) or ""
+        text = self.tokenizer.decode([token])
+        piece = self.tokenizer.convert_ids_to_tokens(token) or ""
         if "\ufffd" in text:
             table = _byte_table()
             return "".join(f"<0x{table[c]:02X}>" if c in table else c for c in piece)
@@ -92,66 +82,3 @@ def _byte_table() -> dict[str, int]:
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = [byte for byte in range(256) if byte not in kept]
     return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}
-
-
-def with_text(
-    events: Generator[Told, None, None],
-    tokenizer: Any,
-    texts: TokenTexts,
-    stop: Sequence[str] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Told]:
-    """The engine's events with their text filled in.
-
-    A stop string ends the answer with the step that completes it ("stop"), `should_stop`, asked
-    after every event, with the next step unless that is the end, and at once while the prompt is
-    read ("cancelled"); both close `events`. The texts of all events and the tail join to
-    `finished.text`.
-    """
-    stream = TextStream(tokenizer, stop)
-    shown, ids, is_last = "", list[int](), False
-    steps, emitted, seconds, prefill = 0, 0, 0.0, 0.0
-    for event in events:
-        if isinstance(event, Finished):
-            tail = stream.tail()
-            yield changed(event, text=shown + tail, tail=tail)
-            return
-        if isinstance(event, Reading):
-            yield event
-            is_last = should_stop()
-            if not is_last:
-                continue
-        else:
-            fresh, text = _push(stream, event.token_ids)
-            shown, ids = shown + text, ids + fresh
-            if isinstance(event, Prefilled):
-                prefill = event.seconds
-                yield changed(event, token_ids=tuple(fresh), text=text)
-            else:
-                steps, emitted, seconds = steps + 1, emitted + len(fresh), seconds + event.seconds
-                path = event.path[: len(fresh) + 1] if stream.is_stopped else event.path
-                draft = event.draft
-                if draft is not None:
-                    named = tuple(map(texts, draft.tokens))
-                    behind = "".join(map(texts, fresh[len(path) - 1 :]))
-                    draft = changed(draft, texts=named, next_text=behind)
-                yield changed(event, token_ids=tuple(fresh), text=text, path=path, draft=draft)
-        if stream.is_stopped or is_last:
-            events.close()
-            tail = stream.tail()
-            stats = Stats.of(len(ids), steps, emitted, seconds, prefill)
-            reason: Reason = "stop" if stream.is_stopped else "cancelled"
-            yield Finished(reason, tuple(ids), shown + tail, tail, stats)
-            return
-        is_last = should_stop()
-
-
-def _push(stream: TextStream, ids: Sequence[int]) -> tuple[list[int], str]:
-    """Push ids until a stop string: the ids used and their text."""
-    used, text = list[int](), ""
-    for token in ids:
-        if stream.is_stopped:
-            break
-        used.append(token)
-        text += stream.push(token)
-    return used, text

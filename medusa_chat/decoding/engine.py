@@ -1,12 +1,14 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import ACCEPTANCE, Rule, VerifyInput
+from medusa_chat.decoding.acceptance import ACCEPTANCE, VerifyInput
+from medusa_chat.decoding.answer import Answer, busy_clock
+from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
@@ -14,8 +16,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step import DecodeState, StepBackend
-from medusa_chat.decoding.step_result import AnswerTokens, StepResult, read
+from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, read
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -42,6 +43,7 @@ class Engine:
         self.eos = eos
         self.name = ""
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
+        self._busy = busy_clock(self.backbone.device)
         self._ids: list[int] = []  # what the cache holds
 
     def drafter(
@@ -75,23 +77,30 @@ class Engine:
         drafter: Drafter,
         settings: GenerationSettings,
         details: bool = True,
+        texts: TokenTexts | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Told, None, None]:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
-        details: whether each step records its draft with probabilities. Text stays "" here (see
-        detokenizer.py). Between two parts of a long prompt comes a Reading.
+        details: whether each step records its draft with probabilities. texts: of tokens; without
+        them all text is "", and no stop string ends the answer. should_stop, asked after every
+        event, ends it as "cancelled". Between two parts of a long prompt comes a Reading.
         Raises ContextError when the prompt leaves no room, and UsageError when empty.
         """
-        rule = ACCEPTANCE[settings.acceptance]
         self._require_room(prompt_ids)
+        limit = self._limit(len(prompt_ids), settings)
+        answer = Answer(self.eos, *limit, texts, settings.stop)
         started = perf_counter()
         reused = self._reuse(prompt_ids)
         while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
             self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
             yield Reading(len(self._ids), len(prompt_ids))
-        first, hidden = self._prefill(prompt_ids, rule, settings)
-        answer = AnswerTokens(self.eos, *self._limit(len(prompt_ids), settings))
-        emitted = answer.begin(first, perf_counter() - started)
+            if should_stop():
+                answer.reason = "cancelled"
+                yield answer.finished()
+                return
+        first, hidden = self._prefill(prompt_ids, settings)
+        token_ids, text = answer.begin(first, perf_counter() - started)
         yield Prefilled(
             model=self.name,
             precision=self.precision,
@@ -100,20 +109,24 @@ class Engine:
             prompt_token_ids=tuple(prompt_ids),
             prompt_tokens=len(prompt_ids),
             reused_tokens=reused,
-            token_ids=emitted,
-            text="",
+            token_ids=token_ids,
+            text=text,
             seconds=answer.prefill_seconds,
             context=self.backbone.context,
             backend=self.backend.name,
         )
         known: Sequence[int] = [*prompt_ids, first.next_token]
-        state = DecodeState(drafter, rule, settings, details, hidden, first.next_token)
+        state = DecodeState(drafter, settings, details, hidden, first.next_token)
         while answer.reason is None:
-            started = perf_counter()
+            if should_stop():
+                answer.reason = "cancelled"
+                break
+            started, begun = perf_counter(), self._busy()
             state.most = answer.room
             result, why = self._step(state, known)
             known = [*result.tokens[1:], result.next_token]
-            yield answer.step(known, result, perf_counter() - started, why)
+            busy = self._busy() - begun
+            yield answer.step(known, result, perf_counter() - started, busy, why)
         if answer.reason == "error":
             self.backbone.cache.wipe()
         yield answer.finished()
@@ -165,7 +178,7 @@ class Engine:
 
     @torch.inference_mode()
     def _prefill(
-        self, prompt_ids: Sequence[int], rule: Rule, settings: GenerationSettings
+        self, prompt_ids: Sequence[int], settings: GenerationSettings
     ) -> tuple[StepResult, Tensor]:
         """Read the rest of the prompt into the cache -> (the first token's result, the state [1, d]
         it was predicted from)."""
@@ -174,9 +187,8 @@ class Engine:
         draft = Draft(root, TreeTensors.of(ROOT, self.backbone.device))
         logits = self.backbone.lm_head(last)
         place = len(prompt_ids) - 1
-        result = read(
-            draft, rule(VerifyInput(draft, logits, place, settings, False, self.backend.rows))
-        )
+        given = VerifyInput(draft, logits, place, settings, False, self.backend.rows)
+        result = read(draft, ACCEPTANCE[settings.acceptance](given))
         if not result.is_finite:
             self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()

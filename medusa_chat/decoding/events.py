@@ -1,7 +1,7 @@
 """The events of an answer: Readings of a long prompt, Prefilled, Steps, Finished. No torch."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 VERSION = 1
 Reason = Literal["eos", "length", "stop", "context", "cancelled", "error"]
@@ -15,7 +15,7 @@ class DraftRecord:
     probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds (None
     unless typical) and sampled (the backbone's own token) speak of the node as a parent. ranks: the
     node's place among its head's predictions. texts: each token's own text, and next_text the next
-    token's, "" where none came; filled in by detokenizer.with_text. None where a figure does not
+    token's, "" where none came; filled in by Answer. None where a figure does not
     exist. guesses[k]: head k's predictions, the most probable first, where only a part of the tree
     was drafted. sources: what proposed each node, None for the root; empty where all are the
     drafter's own (of "auto" the heads).
@@ -65,7 +65,13 @@ class Stats:
 
     @classmethod
     def of(
-        cls, new_tokens: int, steps: int, emitted: int, seconds: float, prefill_seconds: float
+        cls,
+        new_tokens: int,
+        steps: int,
+        emitted: int,
+        seconds: float,
+        prefill_seconds: float,
+        busy_seconds: float | None = None,
     ) -> Self:
         """From the counts of one answer; emitted: tokens that steps gave, an end token included."""
         return cls(
@@ -75,6 +81,7 @@ class Stats:
             seconds=seconds,
             prefill_seconds=prefill_seconds,
             tokens_per_second=emitted / seconds if seconds else None,
+            busy_seconds=busy_seconds,
         )
 
 
@@ -118,7 +125,7 @@ class Step:
     `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
     head included, and of the draft too where both are one recording (then heads_seconds is 0);
     nodes: of the draft, 1 for plain decoding. draft: None when details were not asked for. budget:
-    why so many nodes, "all" or in words (draft_budget.py).
+    why so many nodes, "all" or in words (draft_budget.py). busy_seconds: see Stats.
     """
 
     index: int
@@ -131,6 +138,7 @@ class Step:
     backbone_seconds: float = 0.0
     nodes: int = 1
     budget: str = ""
+    busy_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,3 @@ class Finished:
 
 Event = Prefilled | Step | Finished
 Told = Event | Reading
-AnyEvent = TypeVar("AnyEvent", Prefilled, Step, Finished, DraftRecord)
-
-
-def changed(event: AnyEvent, **values: object) -> AnyEvent:
-    """A copy of an event, or of its draft, with other values; faster than dataclasses.replace."""
-    return type(event)(**{**vars(event), **values})

@@ -1,5 +1,6 @@
 """A decoding step: draft, pass, acceptance, cache, result; TorchStep runs it by torch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -8,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Acceptance, Position, Rows, Rule, VerifyInput
+from medusa_chat.decoding.acceptance import ACCEPTANCE, Acceptance, Position, Rows, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.draft import Draft, Drafter, Plan
+from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import StepResult, read
 
 Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], logits [n, V]
 
@@ -24,12 +25,26 @@ class DecodeState:
     tokens still to generate."""
 
     drafter: Drafter
-    rule: Rule
     settings: GenerationSettings
     details: bool
     hidden: Tensor
     root_id: int
     most: int = 1
+
+
+@dataclass
+class StepResult:
+    """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
+    the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included."""
+
+    path: list[int]
+    tokens: list[int]
+    next_token: int
+    is_finite: bool
+    nodes: int = 1
+    record: DraftRecord | None = None
+    heads_seconds: float = 0.0
+    backbone_seconds: float = 0.0
 
 
 class StepBackend(Protocol):
@@ -69,7 +84,8 @@ def run_step(
     marks.append(mark())
     states, logits = run(draft)
     marks.append(mark())
-    accepted = state.rule(VerifyInput(draft, logits, position, settings, state.details, rows))
+    rule = ACCEPTANCE[state.settings.acceptance]
+    accepted = rule(VerifyInput(draft, logits, position, settings, state.details, rows))
     following = row_at(accepted.node, accepted.sampled), row_at(accepted.node, states)
     return draft, accepted, following, marks
 
@@ -112,6 +128,70 @@ class TorchStep:
 def row_at(node: Tensor, rows: Tensor) -> Tensor:
     """The row of `node` int64 [1] among rows [n, ...] -> [1, ...]."""
     return rows if rows.shape[0] == 1 else rows.index_select(0, node)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How a step's words are to be read: its draft, and the names of the rows in `packed`."""
+
+    draft: Draft
+    names: tuple[str, ...]
+
+
+def read(draft: Draft, accepted: Acceptance) -> StepResult:
+    """A step's result on the host; it waits for the device once."""
+    return unpacked(*packed(draft, accepted))
+
+
+def packed(draft: Draft, accepted: Acceptance) -> tuple[Tensor, Frame]:
+    """A step's result as one row of words on the device, float32 [1 + rows * n], and how to read
+    it: the accepted node, then the tokens and the backbone's own, and of figures those that the
+    host does not know yet. Token ids are below 2**24, so that a float32 holds them."""
+    rows = {"tokens": draft.tokens, "sampled": accepted.sampled, "entropies": accepted.checks}
+    if accepted.log_probabilities is not None:
+        rows["log_probabilities"] = accepted.log_probabilities
+        figures = {"thresholds": accepted.thresholds, "shares": draft.shares}
+        rows |= {name: row for name, row in figures.items() if isinstance(row, Tensor)}
+    words = torch.cat([row.float() for row in (accepted.node, *rows.values())])
+    return words, Frame(draft, tuple(rows))
+
+
+def unpacked(words: Tensor, frame: Frame) -> StepResult:
+    """The result in `packed` words float32 [w]."""
+    node, *values = words.tolist()
+    draft, n = frame.draft, len(frame.draft.tree)
+    parts = [values[at : at + n] for at in range(0, len(values), n)]
+    rows = dict(zip(frame.names, parts, strict=True))
+    rows |= {name: [int(token) for token in rows[name]] for name in ("tokens", "sampled")}
+    path = list(draft.tree.paths[int(node)])
+    record = _record(draft, rows) if "log_probabilities" in rows else None
+    is_finite = math.isfinite(rows["entropies"][int(node)])
+    tokens = [rows["tokens"][i] for i in path]
+    return StepResult(path, tokens, rows["sampled"][int(node)], is_finite, n, record)
+
+
+def _record(draft: Draft, rows: dict[str, list[Any]]) -> DraftRecord:
+    """The draft as a trace holds it; figures that the root does not have are None, and those of
+    the heads at nodes that only the text proposed."""
+    tokens, tree = rows["tokens"], draft.tree
+    nothing = (None,) * len(tokens)
+    known = nothing if draft.shares is None else draft.shares
+    sources = draft.sources or ("heads",) * len(tokens)
+    is_own = [node > 0 and source != "text" for node, source in enumerate(sources)]
+    shares = zip(rows.get("shares", known), is_own, strict=True)
+    ranks = zip(tree.ranks, is_own, strict=True)
+    return DraftRecord(
+        tokens=tuple(tokens),
+        parents=tree.parents,
+        ranks=tuple(rank if own else None for rank, own in ranks),
+        draft_probabilities=tuple(share if own else None for share, own in shares),
+        probabilities=(None, *(math.exp(min(p, 0.0)) for p in rows["log_probabilities"][1:])),
+        entropies=tuple(rows["entropies"]),
+        thresholds=tuple(rows.get("thresholds", nothing)),
+        sampled=tuple(rows["sampled"]),
+        guesses=draft.guesses,
+        sources=draft.sources,
+    )
 
 
 class Stopwatch:

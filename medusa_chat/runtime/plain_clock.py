@@ -1,17 +1,12 @@
 """Plain clock: the time of a plain step beside an answer, so that like is compared with like."""
 
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
-from time import get_clock_info, perf_counter, thread_time
-
-import torch
+from time import perf_counter
 
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.detokenizer import with_text
-from medusa_chat.decoding.events import Finished, Step, Told, changed
+from medusa_chat.decoding.events import Finished, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
@@ -22,7 +17,6 @@ COUNTED = (
     1 / 4
 )  # the last of them: for some twenty steps after drafted ones a small model's are slower
 FEWEST = 2  # steps that are a measure
-FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step
 
 
 def plain_step_seconds(
@@ -61,34 +55,6 @@ def steps_again(
 ) -> list[float]:
     """Busy seconds of each plain step of the `count` tokens after `ids`, an end token included."""
     plain = replace(settings, drafter="none", tree="none", nodes=1, max_new_tokens=count, stop=())
-    engine, taken = loaded.engine, list[float]()
-    events = engine.generate(ids, engine.drafter(plain, ROOT), plain)
-    with closing(busy(events, engine.backbone.device, taken)) as timed:
-        for _ in with_text(timed, loaded.tokenizer, loaded.texts):
-            pass
-    return taken
-
-
-def busy(
-    events: Generator[Told, None, None], device: torch.device, taken: list[float]
-) -> Generator[Told, None, None]:
-    """The engine's events; the seconds of each step are appended to `taken`, and their sum stands
-    at the end. On a CPU they are this thread's time on the processor."""
-    clock = thread_time if device.type == "cpu" and _counts_finely() else perf_counter
-    with closing(events):
-        while True:
-            begun = clock()
-            event = next(events, None)
-            if event is None:
-                return
-            if isinstance(event, Step):
-                taken.append(clock() - begun)
-            elif isinstance(event, Finished):
-                event = changed(event, stats=replace(event.stats, busy_seconds=sum(taken)))
-            yield event
-
-
-def _counts_finely() -> bool:
-    """Whether the processor's time of a thread can time a step. Windows counts it every 16 ms,
-    whatever it says of that clock."""
-    return sys.platform != "win32" and get_clock_info("thread_time").resolution <= FINE
+    engine = loaded.engine
+    events = engine.generate(ids, engine.drafter(plain, ROOT), plain, texts=loaded.texts)
+    return [event.busy_seconds for event in events if isinstance(event, Step)]

@@ -1,7 +1,7 @@
 """reply(): the answer to a conversation, its settings resolved for the model that is loaded."""
 
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,13 +9,12 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory import refuse_out_of_memory
 from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
-from medusa_chat.decoding.detokenizer import with_text
 from medusa_chat.decoding.draft import Drafter
-from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told, changed
+from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo
-from medusa_chat.runtime.plain_clock import busy, plain_step_seconds
+from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt_ids import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.tuner import draft_budget
@@ -37,30 +36,19 @@ def reply(
     else:
         ids, text = encode(loaded, prompt)
     advice = _Advice(loaded.info, settings.nodes or 1)
-    answer = loaded.engine.generate(ids, drafter, settings)
-    told = with_times_and_text(loaded, answer, settings.stop, should_stop)
-    with refuse_out_of_memory(advice), closing(told) as events:
+    answer = loaded.engine.generate(
+        ids, drafter, settings, texts=loaded.texts, should_stop=should_stop
+    )
+    with refuse_out_of_memory(advice), closing(answer) as events:
         for event in events:
             advice.has_begun = not isinstance(event, Reading)
             if isinstance(event, Prefilled):
-                event = changed(event, left_out=left_out, backbone=loaded.info.backbone)
+                event = replace(event, left_out=left_out, backbone=loaded.info.backbone)
             elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):
                     loaded.said = said_so_far(loaded, text, ids, event)
             yield event
-
-
-def with_times_and_text(
-    loaded: LoadedModel,
-    answer: Generator[Told, None, None],
-    stop: Sequence[str] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Generator[Told, None, None]:
-    """The engine's events with texts and busy seconds, up to a stop string: what the page,
-    `generate` and the speed study of `bench` all run."""
-    with closing(busy(answer, loaded.engine.backbone.device, [])) as events:
-        yield from with_text(events, loaded.tokenizer, loaded.texts, stop, should_stop)
 
 
 def _with_plain(
@@ -70,7 +58,7 @@ def _with_plain(
     if last.reason in ("error", "cancelled"):
         return last
     found = plain_step_seconds(loaded, ids, settings, last)
-    return changed(last, stats=replace(last.stats, plain_step_seconds=found))
+    return replace(last, stats=replace(last.stats, plain_step_seconds=found))
 
 
 class _Advice:

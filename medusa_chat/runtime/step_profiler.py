@@ -5,7 +5,6 @@ from time import perf_counter
 
 import torch
 
-from medusa_chat.decoding.acceptance import exact
 from medusa_chat.decoding.draft import Drafter, PromptLookup
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
@@ -154,7 +153,7 @@ class StepProfiler:
         engine = self.engine
         engine.backbone.cache.length = length
         drafter = self._drafter(nodes)
-        state = DecodeState(drafter, exact, SETTINGS, True, self._hidden, self._root_id)
+        state = DecodeState(drafter, SETTINGS, True, self._hidden, self._root_id)
         plan = drafter.plan([self._root_id], engine.backbone.context - 1 - length)
         return engine.backend.step(state, plan).heads_seconds
 

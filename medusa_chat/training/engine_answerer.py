@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.checkpoints import native_build
+from medusa_chat.decoding.answer import BROKEN
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import cpu_threads, native
 from medusa_chat.decoding.backends.replacements import replace_submodules
@@ -16,7 +17,6 @@ from medusa_chat.decoding.draft import Autoregressive
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError
 
 SEED_STRIDE = 1009  # between the seeds of two batches; the rows of a batch lie between

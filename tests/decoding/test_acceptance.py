@@ -24,7 +24,7 @@ from medusa_chat.decoding.acceptance import (
 from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.filters import filtered
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step_result import StepResult, read
+from medusa_chat.decoding.step import StepResult, read
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.trees.shapes import cartesian, chain
 

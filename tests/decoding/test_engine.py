@@ -221,6 +221,17 @@ def test_cancel_at_any_step_leaves_the_engine_usable():
         assert tokens(engine, drafter=Oracle(plain, TREES["chain"])) == plain
 
 
+@pytest.mark.parametrize("count", [0, 3, NEW - 1])
+def test_who_asks_to_stop_gets_what_was_said_unless_the_end_had_come(count):
+    engine = engine_of(tiny("llama"))
+    plain, asked = tokens(engine), iter([*[False] * count, True])
+    drafter = engine.drafter(greedy(), ROOT)
+    *_, last = engine.generate(PROMPT, drafter, greedy(), should_stop=lambda: next(asked))
+    assert last.reason == ("length" if count == NEW - 1 else "cancelled")
+    assert list(last.token_ids) == plain[: count + 1] and last.stats.steps == count
+    assert tokens(engine) == plain
+
+
 def greedy() -> GenerationSettings:
     return GenerationSettings(drafter="none", max_new_tokens=NEW)
 

@@ -469,5 +469,5 @@ def test_stop_from_outside_ends_the_answer_at_a_step(folder):
         seen.append(event)
         if len(seen) == 3:
             session.runner.stop()
-    assert seen[-1].reason == "cancelled" and len(seen) == 5
+    assert seen[-1].reason == "cancelled" and len(seen) == 4
     assert "".join(e.text for e in seen[:-1]) + seen[-1].tail == seen[-1].text

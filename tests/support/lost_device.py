@@ -19,9 +19,9 @@ def serve_until_lost(pipe: Any) -> None:
 
     generate = Engine.generate
 
-    def failing(self: Engine, ids: Any, drafter: Any, settings: Any, *rest: Any) -> Iterator[Any]:
+    def failing(self: Engine, ids: Any, drafter: Any, settings: Any, **more: Any) -> Iterator[Any]:
         mark = Path(os.environ[MARK])
-        for count, event in enumerate(generate(self, ids, drafter, settings, *rest)):
+        for count, event in enumerate(generate(self, ids, drafter, settings, **more)):
             yield event
             if settings.max_new_tokens == TOKENS and count == 3 and mark.is_file():
                 mark.unlink()

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import torch
 
-from medusa_chat.decoding.acceptance import ACCEPTANCE
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.graph_capture import State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep
@@ -72,8 +71,7 @@ def step_of(
     made = engine.drafter(settings, tree, details)
     plan = made.plan([1, 2, 3], 4)
     hidden = torch.empty(1, model.config.hidden_size, dtype=dtype)
-    rule = ACCEPTANCE[settings.acceptance]
-    state = DecodeState(made, rule, settings, details, hidden, 5)
+    state = DecodeState(made, settings, details, hidden, 5)
     capture = SimpleNamespace(
         backbone=backbone, state=State.like(hidden), recorded=lambda body: body
     )

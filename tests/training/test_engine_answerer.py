@@ -6,8 +6,8 @@ from support.engines import tokens
 from support.families import VOCABULARY
 from support.native_engines import native_engine
 
+from medusa_chat.decoding.answer import BROKEN
 from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.step_result import BROKEN
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.training import engine_answerer
 from medusa_chat.training.engine_answerer import EngineAnswerer, PromptBatch

@@ -14,7 +14,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
-from medusa_chat.runtime.reply import resolve, with_times_and_text
+from medusa_chat.runtime.reply import resolve
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 
@@ -118,8 +118,8 @@ def page_run(
     resolved, drafter = resolve(loaded, asked)
     if not keeps:
         loaded.engine.forget()
-    events = loaded.engine.generate(question.ids, drafter, resolved)
-    return run_of(question, with_times_and_text(loaded, events))
+    events = loaded.engine.generate(question.ids, drafter, resolved, texts=loaded.texts)
+    return run_of(question, events)
 
 
 def run_of(question: Question, events: Iterable[Told]) -> Run:

@@ -11,8 +11,14 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
 from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
 from medusa_chat.decoding.draft import Plan
-from medusa_chat.decoding.step import DecodeState, Stopwatch, TorchStep
-from medusa_chat.decoding.step_result import Frame, StepResult, unpacked
+from medusa_chat.decoding.step import (
+    DecodeState,
+    Frame,
+    StepResult,
+    Stopwatch,
+    TorchStep,
+    unpacked,
+)
 
 SHORTEST = 512  # positions that a step reads behind a short text
 ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it

@@ -8,8 +8,7 @@ from torch import Tensor
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
 from medusa_chat.decoding.draft import Draft, Plan
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step import DecodeState, row_at, run_step
-from medusa_chat.decoding.step_result import Frame, packed
+from medusa_chat.decoding.step import DecodeState, Frame, packed, row_at, run_step
 
 
 class DeviceSettings:
@@ -52,7 +51,7 @@ class RecordedStep:
     keys and values are read up to `bucket` and masked after the text.
     """
 
-    out: Tensor  # the last step's words [w], see step_result.packed
+    out: Tensor  # the last step's words [w], see step.packed
     frame: Frame  # their layout
 
     def __init__(
@@ -65,7 +64,7 @@ class RecordedStep:
     ) -> None:
         """plan: the root alone, or one that the drafter fills without waiting for the device."""
         self._backbone, self._state = capture.backbone, capture.state
-        self._plan, self._answer = plan, state  # of its drafter, rule and details alone
+        self._plan, self._answer = plan, state  # of its drafter, acceptance and details alone
         self._settings: Any = settings  # stands for GenerationSettings
         device = capture.backbone.device
         self._nodes = torch.arange(len(plan.tree), device=device)

@@ -1,0 +1,114 @@
+"""Answer: what steps have brought so far, as tokens, text and figures, and why it ends."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import get_clock_info, perf_counter, thread_time
+
+import torch
+
+from medusa_chat.decoding.detokenizer import TextStream, TokenTexts
+from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step
+from medusa_chat.decoding.step import StepResult
+
+BROKEN = (
+    "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
+    "weights"
+)
+FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step
+
+
+class Answer:
+    """An answer as it grows. reason: why it has ended; None while it goes on.
+
+    eos: ids that end it, which are not emitted; limit: the most tokens, at which it ends for the
+    reason `at_limit`; stop: texts that end it with the token that completes one. texts: those of
+    tokens; None: events have no text, and none ends it.
+    """
+
+    def __init__(
+        self,
+        eos: frozenset[int],
+        limit: int,
+        at_limit: Reason,
+        texts: TokenTexts | None,
+        stop: Sequence[str],
+    ) -> None:
+        self.eos, self.limit, self.at_limit = eos, limit, at_limit
+        self.ids: list[int] = []
+        self.text = ""
+        self.reason: Reason | None = None
+        self.prefill_seconds = 0.0
+        self._texts = texts
+        self._stream = None if texts is None else TextStream(texts.tokenizer, stop)
+        self._steps, self._emitted, self._seconds, self._busy = 0, 0, 0.0, 0.0
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that may still be added."""
+        return self.limit - len(self.ids)
+
+    def begin(self, result: StepResult, seconds: float) -> tuple[tuple[int, ...], str]:
+        """The prompt was read in `seconds`; returns what is emitted of its first token."""
+        self.prefill_seconds = seconds
+        return self._add([result.next_token], result)
+
+    def step(
+        self, tokens: Sequence[int], result: StepResult, seconds: float, busy: float, why: str
+    ) -> Step:
+        """The event of a step that brought `tokens`. busy: see Step; why: it drafted so many
+        nodes."""
+        fresh, text = self._add(tokens, result)
+        count = len(fresh) + (self.reason == "eos")
+        index = self._steps
+        self._steps, self._emitted = index + 1, self._emitted + count
+        self._seconds, self._busy = self._seconds + seconds, self._busy + busy
+        path = tuple(result.path[: count + 1])
+        record = result.record and self._named(result.record, fresh[len(path) - 1 :])
+        parts = result.heads_seconds, result.backbone_seconds, result.nodes
+        return Step(index, fresh, text, seconds, path, record, *parts, why, busy)
+
+    def finished(self) -> Finished:
+        """The last event. It has ended."""
+        assert self.reason is not None
+        tail = "" if self._stream is None else self._stream.tail()
+        timing = (self._steps, self._emitted, self._seconds, self.prefill_seconds, self._busy)
+        message = BROKEN if self.reason == "error" else ""
+        stats = Stats.of(len(self.ids), *timing)
+        return Finished(self.reason, tuple(self.ids), self.text + tail, tail, stats, message)
+
+    def _add(self, tokens: Sequence[int], result: StepResult) -> tuple[tuple[int, ...], str]:
+        """The tokens of a step that are emitted, up to what ends the answer, and their text."""
+        if not result.is_finite:
+            self.reason = "error"
+            return (), ""
+        fresh, text = list[int](), ""
+        for token in tokens:
+            if token in self.eos:
+                self.reason = "eos"
+                break
+            fresh.append(token)
+            text += "" if self._stream is None else self._stream.push(token)
+            if self._stream is not None and self._stream.is_stopped:
+                self.reason = "stop"
+                break
+            if len(fresh) >= self.room:
+                self.reason = self.at_limit
+                break
+        self.ids += fresh
+        self.text += text
+        return tuple(fresh), text
+
+    def _named(self, record: DraftRecord, behind: Sequence[int]) -> DraftRecord:
+        """The record with its texts. behind: the token that came after the path, if one did."""
+        if self._texts is None:
+            return record
+        names = tuple(map(self._texts, record.tokens))
+        return replace(record, texts=names, next_text="".join(map(self._texts, behind)))
+
+
+def busy_clock(device: torch.device) -> Callable[[], float]:
+    """A clock without what other programs take of the processor: on a CPU this thread's own time,
+    where the system counts that finely enough. Windows counts it every 16 ms, whatever it says."""
+    is_fine = sys.platform != "win32" and get_clock_info("thread_time").resolution <= FINE
+    return thread_time if device.type == "cpu" and is_fine else perf_counter
