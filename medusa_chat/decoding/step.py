@@ -52,7 +52,6 @@ class StepBackend(Protocol):
 
     backbone: Backbone
     name: str  # what a step is here, in a few words
-    seconds: float  # of drafts and passes so far; what else a step takes is the host's
     tries: int  # steps of one kind before they run at full speed
     rows: Rows  # what reads logits
 
@@ -98,7 +97,7 @@ class TorchStep:
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone, self._watch = backbone, Stopwatch(backbone.device)
-        self.rows, self.seconds = backbone.rows, 0.0
+        self.rows = backbone.rows
 
     @torch.inference_mode()
     def step(self, state: DecodeState, plan: Plan) -> StepResult:
@@ -115,7 +114,6 @@ class TorchStep:
         state.root_id, state.hidden = result.next_token, hidden
         result.heads_seconds = watch.between(marks[0], marks[1])
         result.backbone_seconds = watch.between(marks[1], marks[2])
-        self.seconds += result.heads_seconds + result.backbone_seconds
         return result
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:

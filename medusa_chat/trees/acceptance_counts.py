@@ -83,17 +83,13 @@ class AcceptanceCounts:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """The counts in a JSON value; once they were kept in two halves. Raises ValueError,
-        KeyError, TypeError or AttributeError."""
-        counts = cls(answers=_whole_number(values["answers"]))
-        for part in values.get("folds", [values]):
-            counts.steps += _whole_number(part["steps"])
-            for name, (right, asked) in part["ranks"].items():
-                if _whole_number(right) > _whole_number(asked):
-                    raise ValueError(f"{name}: {right} of {asked}")
-                head, rank = (_whole_number(int(number)) for number in name.split("."))
-                count = counts.ranks[head, rank]
-                count[:] = [count[0] + right, count[1] + asked]
+        """The counts in a JSON value. Raises ValueError, KeyError, TypeError or AttributeError."""
+        counts = cls(steps=_whole_number(values["steps"]), answers=_whole_number(values["answers"]))
+        for name, (right, asked) in values["ranks"].items():
+            if _whole_number(right) > _whole_number(asked):
+                raise ValueError(f"{name}: {right} of {asked}")
+            head, rank = (_whole_number(int(number)) for number in name.split("."))
+            counts.ranks[head, rank] = [right, asked]
         return counts
 
 

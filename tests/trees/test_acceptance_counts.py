@@ -102,15 +102,6 @@ def test_what_is_written_is_numbers_alone_and_reads_back_the_same():
     assert {type(leaf) for leaf in leaves(json.loads(line))} == {int}
 
 
-def test_two_halves_of_before_are_added_up():
-    """As 0.2.0 wrote them at first."""
-    half = {"steps": 30, "ranks": {"0.0": [20, 30], "2.1": [1, 4]}, "paths": {"0.1": [1, 2]}}
-    both = {"answers": 5, "folds": [half, half], "by_nodes": {"4": [30, 60]}}
-    counts = AcceptanceCounts.from_json(both)
-    assert (counts.steps, counts.answers) == (60, 5)
-    assert counts.ranks == {(0, 0): [40, 60], (2, 1): [2, 8]}
-
-
 @pytest.mark.parametrize(
     "harm",
     [

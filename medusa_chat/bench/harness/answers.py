@@ -1,6 +1,7 @@
 """Answers to the benchmark's questions with one tree and one acceptance, each timed as a Run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -9,18 +10,17 @@ from typing import NamedTuple, TypeVar
 
 from medusa_chat.bench.harness.context import PROMPTS, BenchContext
 from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.decoding.events import Finished, Prefilled, Step, Told
+from medusa_chat.decoding.events import Finished, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.runtime.reply import resolve
 from medusa_chat.training.conversations import Conversation, read_conversations
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
 T = TypeVar("T")
-AnswerFunction = Callable[[Question], Run | None]
+AnswerFunction = Callable[[Question], Run]  # raises ContextError without space for an answer
 
 
 class Variant(NamedTuple):
@@ -70,15 +70,15 @@ def question_of(context: BenchContext, text: str, category: str = "") -> Questio
     return Question(ids, category)
 
 
-def answer(
-    context: BenchContext,
-    question: Question,
-    variant: Variant,
-    details: bool = False,
-    counts: AcceptanceCounts | None = None,
-) -> Run | None:
-    """One answer from an empty cache; None where the context has no space for it. details: whether
-    its steps record their drafts, from which `counts` is added to."""
+def answer(context: BenchContext, question: Question, variant: Variant) -> Run:
+    """One answer from an empty cache. Raises ContextError without space for it."""
+    return run_of(question, events_of(context, question, variant))
+
+
+def events_of(
+    context: BenchContext, question: Question, variant: Variant, details: bool = False
+) -> list[Told]:
+    """The events of `answer`. details: whether its steps record their drafts."""
     loaded, engine = context.loaded, context.loaded.engine
     drafter_name = "none" if len(variant.tree) == 1 else "medusa"
     nodes, most = len(variant.tree), context.max_new_tokens
@@ -86,26 +86,8 @@ def answer(
         variant.settings, drafter=drafter_name, nodes=nodes, max_new_tokens=most, seed=0
     )
     engine.forget()
-    try:
-        drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details)
-        events = list(engine.generate(question.ids, drafter, settings, details))
-    except ContextError:
-        return None
-    if counts is not None:
-        (first,) = (event for event in events if isinstance(event, Prefilled))
-        steps = [event for event in events if isinstance(event, Step)]
-        counts.add_answer(first, steps, loaded.info.heads)
-    return run_of(question, events)
-
-
-def page_answer(
-    context: BenchContext, question: Question, settings: GenerationSettings
-) -> Run | None:
-    """As `page_run`; None where the context has no space for an answer."""
-    try:
-        return page_run(context, question, settings)
-    except ContextError:
-        return None
+    drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details)
+    return list(engine.generate(question.ids, drafter, settings, details))
 
 
 def page_run(
@@ -177,9 +159,10 @@ def rotate(
     for number, question in enumerate(asked):
         context.progress(f"question {number + 1} of {len(asked)}")
         for name in rotated(list(functions), number):
-            run = functions[name](question)
-            if run is not None and run.is_timed:
-                found[name].append(run)
+            with suppress(ContextError):
+                run = functions[name](question)
+                if run.is_timed:
+                    found[name].append(run)
     if not all(found.values()):
         raise UsageError(NO_STEP)
     return found

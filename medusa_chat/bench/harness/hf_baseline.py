@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from medusa_chat.bench.harness.report_data import Question, Run
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ContextError, UsageError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DRAFT_FOLDER = "draft"  # in the folder of the backbone
@@ -53,8 +53,10 @@ class HFBaseline:
 
     def answer(self, question: Question, **options: Any) -> tuple[Run, float]:
         """An answer as a Run, without its first pass, the prefill; and the seconds of the whole
-        call. Greedy unless the options of `generate` say otherwise. The prompt must leave space for
-        a token in the context."""
+        call. Greedy unless the options of `generate` say otherwise. Raises ContextError where the
+        prompt leaves no space for a token."""
+        if len(question.ids) >= self.context:
+            raise ContextError("the context has no space for an answer")
         timer, count = PassTimer(), len(question.ids)
         prompt = torch.tensor([question.ids], device=self.model.device)
         started = perf_counter()
@@ -121,14 +123,6 @@ def _read(context: BenchContext, folder: str | Path, dtype: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
     ).eval()
-
-
-def baseline_run(
-    baseline: HFBaseline, question: Question, options: Mapping[str, Any]
-) -> Run | None:
-    """The Run of an answer of `generate`; None where the context has no space for one."""
-    has_room = len(question.ids) < baseline.context
-    return baseline.answer(question, **options)[0] if has_room else None
 
 
 def sampling(settings: GenerationSettings) -> dict[str, Any]:

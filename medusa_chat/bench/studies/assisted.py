@@ -14,7 +14,6 @@ from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
     DTYPES,
     HFBaseline,
-    baseline_run,
     drafting,
     matching_baseline,
     read_draft,
@@ -44,7 +43,7 @@ def assisted(context: BenchContext) -> Iterator[Row]:
     tree = context.chosen_tree
     names = {length: f"draft of {length}" for length in LENGTHS}
     functions: dict[str, AnswerFunction] = {
-        GENERATE: partial(baseline_run, baseline, options={}),
+        GENERATE: lambda question: baseline.answer(question)[0],
         **{name: partial(_drafted, baseline, draft, length) for length, name in names.items()},
         PLAIN: lambda question: answer(context, question, Variant(GREEDY)),
         MEDUSA: lambda question: answer(context, question, Variant(GREEDY, tree)),
@@ -60,9 +59,9 @@ def assisted(context: BenchContext) -> Iterator[Row]:
         yield speed(f"{name}: speed", runs[name], runs[GENERATE], GENERATE)
 
 
-def _drafted(baseline: HFBaseline, draft: Any, length: int, question: Question) -> Run | None:
+def _drafted(baseline: HFBaseline, draft: Any, length: int, question: Question) -> Run:
     with drafting(draft, length) as options:
-        return baseline_run(baseline, question, options)
+        return baseline.answer(question, **options)[0]
 
 
 def _overhead(name: str, runs: Sequence[Run], base: Sequence[Run]) -> Row:

@@ -13,7 +13,7 @@ from medusa_chat.bench.harness.answers import (
     AnswerFunction,
     fastest,
     fastest_of_rounds,
-    page_answer,
+    page_run,
     parting,
     questions,
 )
@@ -21,7 +21,6 @@ from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.hf_baseline import (
     HFBaseline,
     backbone_folder,
-    baseline_run,
     compiled,
     no_compiler,
     read_baseline,
@@ -111,15 +110,15 @@ def _own(
 
 def _ours(context: BenchContext) -> dict[str, AnswerFunction]:
     return {
-        name: partial(page_answer, context, settings=GenerationSettings(drafter=drafter, seed=0))
+        name: partial(page_run, context, settings=GenerationSettings(drafter=drafter, seed=0))
         for name, drafter in OURS.items()
     }
 
 
-def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run | None:
+def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run:
     """transformers' answer with all threads, as every program here has."""
     with cpu_threads.of_torch(cpu_threads.most()):
-        return baseline_run(baseline, question, options)
+        return baseline.answer(question, **options)[0]
 
 
 def _warm_up(context: BenchContext, name: str, function: AnswerFunction, question: Question) -> str:

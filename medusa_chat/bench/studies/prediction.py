@@ -11,15 +11,18 @@ from statistics import fmean
 from medusa_chat.bench.harness.answers import (
     AnswerFunction,
     Variant,
-    answer,
+    events_of,
     fastest_of_rounds,
     questions,
+    run_of,
 )
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.report_data import Figures, Run
+from medusa_chat.bench.harness.report_data import Figures, Question, Run
 from medusa_chat.bench.harness.rows import Row, row
 from medusa_chat.bench.studies.paper_figures import GREEDY
+from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.step_costs import StepCosts
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.auto_tree import rank_accuracies
@@ -38,26 +41,33 @@ def prediction(context: BenchContext) -> Iterator[Row]:
     measures before and after the answers, and its smaller times count."""
     source = context.source
     sizes = [size for size in SIZES if size <= len(source)]
-    counts = AcceptanceCounts()
+    counts = {size: AcceptanceCounts() for size in sizes}
     before = _tuned(context)
-    functions: dict[str, AnswerFunction] = {}
-    for size in sizes:
-        counted = counts if size == sizes[-1] else None
-        variant = Variant(GREEDY, source.head(size))
-        functions[str(size)] = partial(
-            answer, context, variant=variant, details=True, counts=counted
-        )
+    functions: dict[str, AnswerFunction] = {
+        str(size): partial(_counted, context, source.head(size), counts[size]) for size in sizes
+    }
     asked = questions(context)
     runs = fastest_of_rounds(context, asked, functions, context.rounds)
     costs = (before, _tuned(context))
     prior = rank_accuracies(context.loaded.calibration)
     expected = {
         CALIBRATED: expected_lengths(source, prior),
-        COUNTED: expected_lengths(source, counts.table(prior)),
+        COUNTED: expected_lengths(source, counts[sizes[-1]].table(prior)),
     }
     plain = runs[str(sizes[0])]
     for size in sizes:
         yield from _rows(size, runs[str(size)], plain, costs, expected)
+
+
+def _counted(
+    context: BenchContext, tree: Tree, counts: AcceptanceCounts, question: Question
+) -> Run:
+    """An answer with its details, of which `counts` takes account."""
+    events = events_of(context, question, Variant(GREEDY, tree), True)
+    (first,) = (event for event in events if isinstance(event, Prefilled))
+    steps = [event for event in events if isinstance(event, Step)]
+    counts.add_answer(first, steps, context.loaded.info.heads)
+    return run_of(question, events)
 
 
 def _rows(

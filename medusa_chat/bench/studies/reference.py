@@ -30,7 +30,7 @@ from medusa_chat.bench.studies.paper_figures import GREEDY
 from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ContextError, UsageError
 
 CLASSES = {"llama": "MedusaModelLlama", "mistral": "MedusaModelMistral"}
 SIZES = (16, 64)  # nodes of the trees that both decode with
@@ -111,15 +111,15 @@ class ReferenceModel:
         self._started = perf_counter()
         return made
 
-    def generate(self, tree: Tree, question: Question) -> Run | None:
-        """One greedy answer of its generator, without its text; None where the context has no space
+    def generate(self, tree: Tree, question: Question) -> Run:
+        """One greedy answer of its generator, without its text. Raises ContextError without space
         for it."""
         ids = torch.tensor([question.ids], device=self._baseline.model.device)
         most = min(
             self._baseline.max_new_tokens, self._baseline.context - len(question.ids) - len(tree)
         )
         if most < 1:
-            return None
+            raise ContextError("the context has no space for an answer")
         steps, tokens = 0, []
         with torch.inference_mode():
             choices = [list(choice) for choice in tree.choices[1:]]

@@ -20,10 +20,10 @@ from medusa_chat.bench.harness.answers import (
     rotated,
 )
 from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import baseline_run, matching_baseline, sampling
+from medusa_chat.bench.harness.hf_baseline import matching_baseline, sampling
 from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.trees.presets import load_tree
@@ -45,7 +45,7 @@ def report(context: BenchContext) -> Iterator[Row]:
         PLAIN: lambda question: answer(context, question, Variant(settings)),
     }
     if baseline is not None:
-        functions[GENERATE] = lambda question: baseline_run(baseline, question, options)
+        functions[GENERATE] = lambda question: baseline.answer(question, **options)[0]
     kept.source, kept.settings = source, settings
     for place, found in enumerate(rows):
         context.progress(f"question {place + 1} of {len(rows)}")
@@ -81,11 +81,14 @@ def _turns(
         messages.append({"role": "user", "content": text})
         question = Question(encode(context.loaded, messages)[0], found.category)
         names = rotated(list(functions), place + number)  # no function is always the first
-        runs = {name: functions[name](question) for name in names}
-        ours = runs[MEDUSA]
-        said = None if ours is None else _text(context, ours)
-        messages.append({"role": "assistant", "content": said or ""})
-        turns.append(Turn(text, said, {n: p for n, p in runs.items() if p and p.is_timed}))
+        try:
+            runs = {name: functions[name](question) for name in names}
+        except ContextError:
+            turns.append(Turn(text, None, {}))
+            continue
+        said = _text(context, runs[MEDUSA])
+        messages.append({"role": "assistant", "content": said})
+        turns.append(Turn(text, said, {n: p for n, p in runs.items() if p.is_timed}))
     return tuple(turns)
 
 

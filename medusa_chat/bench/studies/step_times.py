@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import torch
 
-from medusa_chat.bench.harness.answers import Variant, answer
+from medusa_chat.bench.harness.answers import Variant, events_of
 from medusa_chat.bench.harness.context import BenchContext
 from medusa_chat.bench.harness.report_data import Question
 from medusa_chat.bench.harness.rows import Row, row, unmeasured
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -108,16 +109,17 @@ def read_rates(context: BenchContext) -> list[float]:
 def host_gaps(context: BenchContext) -> Iterator[Row]:
     """The share of a step that only the host needs, neither for the draft nor for the pass, in
     answers to a made-up prompt."""
-    name, backend = "host gap in a step", context.loaded.engine.backend
+    name = "host gap in a step"
     vocabulary = context.loaded.engine.backbone.vocabulary
     prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
     for tree in (ROOT, context.source.head(max(context.loaded.info.nodes, 4))):
         shares = []
         for number in range(context.rounds + 1):
-            before = backend.seconds
-            run = answer(context, prompt, Variant(GenerationSettings(), tree))
-            if number and run is not None and run.is_timed:
-                shares.append(1 - (backend.seconds - before) / run.seconds)
+            events = events_of(context, prompt, Variant(GenerationSettings(), tree))
+            steps = [event for event in events if isinstance(event, Step)]
+            if number and steps:
+                known = sum(step.heads_seconds + step.backbone_seconds for step in steps)
+                shares.append(1 - known / sum(step.seconds for step in steps))
         shown = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
         if shares:
             yield row(f"{name}, {shown}", shares, "share")
