@@ -55,7 +55,7 @@ def steps_of(
     )
     tree = TREE if drafter == "medusa" else ROOT
     engine.forget()
-    maker = engine.drafter(settings, tree, details)
+    maker = engine.drafter(settings, tree)
     events = engine.generate(ids, maker, settings, details)
     steps = [event for event in events if isinstance(event, Step)][4:]
     return steps, sum(len(step.token_ids) for step in steps)

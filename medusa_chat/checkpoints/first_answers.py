@@ -44,7 +44,7 @@ def _tokens_a_step(loaded: LoadedModel, nodes: int) -> float:
     settings = GenerationSettings("medusa", nodes=nodes, max_new_tokens=TOKENS, seed=0)
     counts: list[int] = []
     for question in QUESTIONS:
-        drafter = engine.drafter(settings, tree, details=False)
+        drafter = engine.drafter(settings, tree)
         for event in engine.generate(_ids(loaded, question), drafter, settings, details=False):
             if isinstance(event, Step):
                 counts.append(len(event.token_ids))

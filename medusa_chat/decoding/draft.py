@@ -157,9 +157,9 @@ class Drafter(Protocol):
         depth: the largest that the context has room for.
         """
 
-    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
         """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's state
-        from which the root was predicted."""
+        from which the root was predicted; details: whether the draft has probabilities."""
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
         """Account for the last step: its number of nodes, and the accepted ones, the root first."""
@@ -177,7 +177,7 @@ class Autoregressive:
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         return self._root
 
-    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
         """root int64 [1], the planned tokens after it; hidden [1, d] is not read."""
         return text_draft(plan, root)
 

@@ -50,7 +50,6 @@ class Engine:
         self,
         settings: GenerationSettings,
         tree: Tree,
-        details: bool = True,
         budget: DraftBudget | None = None,
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
@@ -64,7 +63,7 @@ class Engine:
         if self.heads is None:
             raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
         reads_text, is_recorded = settings.drafter != "medusa", self.backend.tries > 0
-        return Medusa(self.heads, self.backbone, tree, details, budget, reads_text, is_recorded)
+        return Medusa(self.heads, self.backbone, tree, budget, reads_text, is_recorded)
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""

@@ -50,19 +50,17 @@ class Medusa:
         heads: MedusaHeads,
         backbone: Backbone,
         tree: Tree,
-        details: bool = True,
         budget: DraftBudget | None = None,
         reads_text: bool = False,
         is_recorded: bool = False,
     ) -> None:
-        """details: whether the draft's probabilities are recorded. is_recorded: whether steps are,
-        so that a step waits for no number of it."""
+        """is_recorded: whether steps are, so that a step waits for no number of it."""
         candidates = budget.candidates if budget is not None else None
         self.name = "auto" if reads_text else "medusa"
         self.tree, self._widest = tree, candidates or tree  # the second is what plans are cut from
         _require_drawable(self._widest, len(heads), backbone.vocabulary)
         self._heads, self._lm_head, self._device = heads, backbone.lm_head, heads.bias.device
-        self._details, self._budget, self._is_grown = details, budget, candidates is not None
+        self._budget, self._is_grown = budget, candidates is not None
         self._is_recorded = is_recorded and not self._is_grown
         self._is_weighed = self._is_grown or (len(tree) == 1 and not is_recorded)
         self._text = Continuation() if reads_text else None
@@ -129,7 +127,7 @@ class Medusa:
         depth, tokens = min(depth, self._widest.depth), guess.tokens[:count]
         return with_chain(self._widest, nodes - count, depth, tokens, self._device)
 
-    def fill(self, plan: Plan, root: Tensor, hidden: Tensor) -> Draft:
+    def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
         if plan.index is None or not plan.heads:
             return text_draft(plan, root)
@@ -137,16 +135,22 @@ class Medusa:
             hidden, root, self._lm_head, plan.heads, plan.width
         )
         if plan.is_grown:
-            return self._part(plan, root, values, candidates, sums)
+            return self._part(plan, root, values, candidates, sums, details)
         text, drafted = () if plan.text is None else (plan.text,), None
         filled = torch.cat((root, candidates.flatten(), *text)).index_select(0, plan.index)
-        if self._details:
+        if details:
             shares = (values.float() - sums.unsqueeze(1)).exp().flatten()
             drafted = torch.cat((root, shares, *text)).index_select(0, plan.index)
         return Draft(filled, plan.tensors, drafted, (), plan.sources)
 
     def _part(
-        self, plan: Plan, root: Tensor, values: Tensor, candidates: Tensor, sums: Tensor
+        self,
+        plan: Plan,
+        root: Tensor,
+        values: Tensor,
+        candidates: Tensor,
+        sums: Tensor,
+        details: bool,
     ) -> Draft:
         """The nodes that are worth their time, by this step's probabilities: of the candidates, and
         of what the text repeats. values, candidates, sums: see MedusaHeads.guesses."""
@@ -158,7 +162,7 @@ class Medusa:
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
         tensors = shape_of(made.parents, made.ranks, self._device)
         filled = torch.frombuffer(array("q", made.tokens), dtype=torch.long).to(self._device)
-        guesses = tuple(map(tuple, guessed)) if self._details else ()
+        guesses = tuple(map(tuple, guessed)) if details else ()
         return Draft(filled, tensors, made.shares, guesses, self._sources)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:

@@ -79,7 +79,7 @@ def run_step(
     or what stands for them in a recording; rows: what reads the logits.
     """
     marks = [mark()]
-    draft = state.drafter.fill(plan, root, hidden)
+    draft = state.drafter.fill(plan, root, hidden, state.details)
     marks.append(mark())
     states, logits = run(draft)
     marks.append(mark())

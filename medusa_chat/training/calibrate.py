@@ -165,7 +165,7 @@ def _answer(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Finished:
     settings = GenerationSettings(
         drafter="medusa", max_new_tokens=ANSWER_TOKENS, nodes=len(tree), seed=0
     )
-    drafter = engine.drafter(settings, tree.pruned(loaded.info.heads), details=False)
+    drafter = engine.drafter(settings, tree.pruned(loaded.info.heads))
     *_, last = engine.generate(prompt, drafter, settings, details=False)
     assert isinstance(last, Finished)
     return last

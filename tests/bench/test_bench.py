@@ -92,25 +92,24 @@ def test_the_roofline_is_the_slower_of_reading_and_multiplying(study, context, m
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_race_decodes_as_the_page_does(context, name, monkeypatch):
-    """The same recording of details as `reply`, which the page and `generate` use."""
+    """With the same details and texts as `reply`, which the page and `generate` use."""
     loaded, asked = context.loaded, []
-    for method in ("drafter", "generate"):
-        real = getattr(loaded.engine, method)
+    real = loaded.engine.generate
 
-        def spied(*args, real=real, **options):
-            found = signature(real).bind(*args, **options)
-            found.apply_defaults()
-            asked.append((real.__name__, found.arguments["details"]))
-            return real(*args, **options)
+    def spied(*args, **options):
+        found = signature(real).bind(*args, **options)
+        found.apply_defaults()
+        asked.append((found.arguments["details"], found.arguments["texts"]))
+        return real(*args, **options)
 
-        monkeypatch.setattr(loaded.engine, method, spied)
+    monkeypatch.setattr(loaded.engine, "generate", spied)
     drafter = "none" if name == "plain" else name
     settings = GenerationSettings(drafter=drafter, max_new_tokens=4, seed=0)
     list(reply(loaded, Reply(Fresh([{"role": "user", "content": "Hello"}]), settings)))
-    of_the_page = asked[:2]
+    of_the_page = asked[:1]
     asked.clear()
     _ours(name, context).answer(Question([1, 2, 3], ""))
-    assert asked == of_the_page == [("drafter", True), ("generate", True)]
+    assert asked == of_the_page == [(True, loaded.texts)]
 
 
 def test_a_load_is_measured_in_a_process_of_its_own(study):

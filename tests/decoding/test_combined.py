@@ -128,7 +128,7 @@ def test_prompt_lookup_drafts_a_chain_of_one_length_after_the_longest_match():
     drafter = PromptLookup(6, torch.device("cpu"))
     made = drafter.plan([1, 2, 7, 8, 0, 1, 2, 7, 9, 0, 3, 2, 5, 0, 1, 2], 20)
     assert made.tree == chain(5) and made.text.tolist() == [7, 9, 0, 3, 2]
-    draft = drafter.fill(made, torch.tensor([2]), None)
+    draft = drafter.fill(made, torch.tensor([2]), None, True)
     assert draft.tokens.tolist() == [2, 7, 9, 0, 3, 2]
     again = drafter.plan([7, 9], 20)
     assert again.tensors is made.tensors and again.text.tolist() == [0, 3, 2, 5, 0]
@@ -321,9 +321,9 @@ class Tuned(DraftBudget):
 FOUR = TREE.head(4)
 
 
-def drafter_of(engine, budget, details=True, tree=FOUR, **asked):
+def drafter_of(engine, budget, tree=FOUR, **asked):
     settings = GenerationSettings(drafter="auto", seed=0, nodes=len(tree), **asked)
-    return engine.drafter(settings, tree, details, budget)
+    return engine.drafter(settings, tree, budget)
 
 
 def steps_of(events) -> list[Step]:
@@ -338,8 +338,8 @@ def test_the_text_is_plain_decodings(family, temperature):
     plain = tokens(engine, prompt, temperature=temperature)
     for make in (Tuned, lambda: Tuned(1.5), lambda: None):
         for details in (True, False):
-            drafter = drafter_of(engine, make(), details)
-            assert tokens(engine, prompt, drafter, temperature=temperature) == plain
+            options = {"details": details, "temperature": temperature}
+            assert tokens(engine, prompt, drafter_of(engine, make()), **options) == plain
 
 
 @pytest.mark.parametrize("acceptance", ["typical", "typical-sampled"])
@@ -404,7 +404,7 @@ def test_heads_are_counted_by_what_they_proposed_alone():
     engine = engine_of(tiny("llama"))
     prompt = repeating(engine) * 2
     settings = GenerationSettings(drafter="auto", seed=0, nodes=4, max_new_tokens=40)
-    drafter = engine.drafter(settings, TREE.head(4), True, Tuned())
+    drafter = engine.drafter(settings, TREE.head(4), Tuned())
     first, *steps, _ = engine.generate(prompt, drafter, settings)
     assert isinstance(first, Prefilled)
     tally = AcceptanceCounts()

@@ -103,7 +103,7 @@ class Always(DraftBudget):
 def budgeted(engine, budget=None, **settings):
     """The steps of an answer whose trees grow, and its tokens."""
     asked = GenerationSettings(drafter="medusa", seed=0)
-    drafter = engine.drafter(asked, TREE.head(4), True, budget or Always())
+    drafter = engine.drafter(asked, TREE.head(4), budget or Always())
     events = decode(engine, drafter=drafter, **settings)
     return [e for e in events if isinstance(e, Step)], events[-1].token_ids
 
@@ -152,7 +152,7 @@ def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(libr
     """Only sure guesses are drafted: counting those alone would flatter the heads."""
     engine, budget = native_engine("llama", library), Always()
     asked = GenerationSettings(drafter="medusa", seed=0, max_new_tokens=60)
-    drafter = engine.drafter(asked, TREE.head(4), True, budget)
+    drafter = engine.drafter(asked, TREE.head(4), budget)
     first, *steps, _ = engine.generate(PROMPT, drafter, asked)
     assert all(len(step.draft.guesses) == CANDIDATES.depth for step in steps)
     counts = AcceptanceCounts()

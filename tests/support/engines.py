@@ -47,7 +47,7 @@ class Oracle:
         self.ids = ids
         return Plan(TreeTensors.of(tree, torch.device("cpu")))
 
-    def fill(self, plan, root, hidden):
+    def fill(self, plan, root, hidden, details):
         assert int(root) == self.ids[0]
         return Draft(torch.tensor(self.ids), plan.tensors)
 
@@ -69,13 +69,13 @@ def on(engine: Engine, backend) -> Engine:
     return Engine(backend, engine.heads, engine.eos)
 
 
-def decode(engine, prompt=PROMPT, drafter=None, tree=ROOT, **settings):
+def decode(engine, prompt=PROMPT, drafter=None, tree=ROOT, details=True, **settings):
     """All events of one answer."""
     chosen = GenerationSettings(
         **{"drafter": "none", "seed": 11, "max_new_tokens": NEW, "nodes": 16} | settings
     )
     drafter = drafter or engine.drafter(chosen, tree)
-    return list(engine.generate(prompt, drafter, chosen))
+    return list(engine.generate(prompt, drafter, chosen, details))
 
 
 def tokens(engine, *arguments, **keywords):

@@ -23,7 +23,7 @@ def answer(engine, way, tree, settings, details=True, prompt=PROMPT, drafter=Non
     engine.forget()
     if len(tree) > 1:
         settings = replace(settings, drafter="medusa")
-    drafter = drafter or engine.drafter(settings, tree, details)
+    drafter = drafter or engine.drafter(settings, tree)
     return list(engine.generate(prompt, drafter, settings, details))
 
 

@@ -68,7 +68,7 @@ def step_of(
     engine = Engine(TorchStep(backbone), heads)
     drafter = "medusa" if len(tree) > 1 else "none"
     settings = GenerationSettings(drafter=drafter, seed=0, nodes=len(tree), **asked)
-    made = engine.drafter(settings, tree, details)
+    made = engine.drafter(settings, tree)
     plan = made.plan([1, 2, 3], 4)
     hidden = torch.empty(1, model.config.hidden_size, dtype=dtype)
     state = DecodeState(made, settings, details, hidden, 5)

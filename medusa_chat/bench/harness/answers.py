@@ -86,7 +86,7 @@ def events_of(
         variant.settings, drafter=drafter_name, nodes=nodes, max_new_tokens=most, seed=0
     )
     engine.forget()
-    drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads), details)
+    drafter = engine.drafter(settings, variant.tree.pruned(loaded.info.heads))
     return list(engine.generate(question.ids, drafter, settings, details))
 
 

@@ -109,7 +109,7 @@ def test_accepted_paths_are_moved_into_place():
     known = list(tokens(answer(engine, None, ROOT, settings)))
     steps = []
     for way in (None, CudaGraphStep(backbone)):
-        drafter = Knowing(engine.heads, backbone, tree, False)
+        drafter = Knowing(engine.heads, backbone, tree)
         events = answer(engine, way, tree, settings, False, drafter=drafter.know(engine, known))
         assert list(tokens(events)) == known
         steps.append([event.path for event in events[1:-1]])
@@ -378,10 +378,10 @@ def test_a_trial_says_that_a_recording_failed(monkeypatch, caplog):
     assert any("not permitted" in message for message in caplog.messages)
 
 
-def combined_of(engine, tree, settings, details=True, budget=lambda: None):
+def combined_of(engine, tree, settings, budget=lambda: None):
     """Makes the drafter "auto" of a backend that records its steps."""
     asked = replace(settings, drafter="auto")
-    return lambda recorded: on(engine, recorded).drafter(asked, tree, details, budget())
+    return lambda recorded: on(engine, recorded).drafter(asked, tree, budget())
 
 
 def told(monkeypatch, answer):
@@ -413,7 +413,7 @@ def test_what_the_text_repeats_is_a_part_of_recorded_steps(monkeypatch, family, 
     settings = settings_of(**changes, max_new_tokens=60)
     plain = tokens(answer(engine, None, ROOT, settings, details))
     told(monkeypatch, plain)
-    drafter = combined_of(engine, tree, settings, details)
+    drafter = combined_of(engine, tree, settings)
     found, recorded = both_ways(engine, tree, settings, details, drafter=drafter)
     texts = [kind for kind in recorded._kinds.values() if kind.plan.text is not None]
     assert {len(kind.plan.text) for kind in texts if kind.steps} == {2, 4}
