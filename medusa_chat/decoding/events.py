@@ -15,9 +15,9 @@ class DraftRecord:
     probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds (None
     unless typical) and sampled (the backbone's own token) speak of the node as a parent. ranks: the
     node's place among its head's predictions. texts: each token's own text, and next_text the next
-    token's, "" where none came; filled in by Answer. None where a figure does not
-    exist. guesses[k]: head k's predictions, the most probable first, where only a part of the tree
-    was drafted. sources: what proposed each node, None for the root; empty where all are the
+    token's, "" where none came; filled in by Answer. None where a figure does not exist.
+    guesses[k]: head k's predictions, the most probable first, where only a part of the tree was
+    drafted. sources: what proposed each node, None for the root; empty where all are the
     drafter's own (of "auto" the heads).
     """
 
