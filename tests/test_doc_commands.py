@@ -71,30 +71,13 @@ RUNS = {
         "export --checkpoint my-heads --backbone my-heads --format vllm for-vllm-3 --json"
     ],
     "medusa-chat bench [--study NAME] [--prompts FILE] [--shape 7b|8b] [--layers N] "
-    "[--reference DIR] [--medusa-2 DIR] [--draft DIR] [--data FILE] [--rounds N] "
-    "[--max-new-tokens N] [--tree NAME] [--json] [--output FILE] [--picture FILE.svg]": [
-        f"bench --study turns --study host {SMALL} --json --output F.json --picture FILE.svg",
-        "bench --study assisted --draft assets/demo/draft " + QUESTIONS,
+    "[--draft DIR] [--rounds N] [--max-new-tokens N] [--tree NAME] [--json] [--output FILE]": [
+        f"bench --study turns --study context {SMALL} --json --output F.json",
     ],
-    "medusa-chat bench --study NAME --prompts assets/benchmarks/questions.jsonl --output F.json "
-    "--picture F.svg": [f"bench --study trees {QUESTIONS} --output F.json --picture F.svg"],
-    "medusa-chat bench --study ladder --medusa-2 DIR": [
-        f"bench --study ladder --medusa-2 my-heads {QUESTIONS}"
+    "python assets/benchmarks/paper/run.py STUDY --prompts assets/benchmarks/questions.jsonl "
+    "--output F.json --picture F.svg": [
+        f"python assets/benchmarks/paper/run.py trees {QUESTIONS} --output F.json --picture F.svg"
     ],
-    "medusa-chat bench --study categories --prompts FILE": [
-        f"bench --study categories {QUESTIONS}"
-    ],
-    "medusa-chat bench --study report --prompts question.jsonl --report F.html --answers F.jsonl": [
-        f"bench --study report {QUESTIONS} --report F.html --answers F-answers.jsonl"
-    ],
-    **{
-        f"medusa-chat bench --study {name}": [f"bench --study {name} {QUESTIONS}"]
-        for name in ("trees", "thresholds", "temperatures", "assisted", "tuner", "head-count")
-    },
-    **{
-        f"medusa-chat bench --study {name}": [f"bench --study {name} {SMALL}"]
-        for name in ("hardware", "roofline")
-    },
     "medusa-chat doctor": ["doctor"],
     "medusa-chat doctor [--json]": ["doctor --json"],
     "python assets/benchmarks/real_model.py FOLDER --rounds 1 --tokens 64": [
@@ -122,7 +105,6 @@ ELSEWHERE = {
     "medusa-chat models pull": NETWORK,
     "medusa-chat models pull smollm2": NETWORK,
     "medusa-chat models rm smollm2": NETWORK,
-    "medusa-chat bench --study reference --reference DIR": NETWORK,
     "python assets/benchmarks/vllm_heads.py --vllm PYTHON --checkpoint demo --tokens 32": NETWORK,
     "accelerate launch --num_processes N -m medusa_chat train ...": GPU,
     "python assets/benchmarks/gpu.py --out gpu.json [--minutes 9] "
@@ -136,11 +118,8 @@ ELSEWHERE = {
     "medusa-chat bench --study exactness": LONG,
     "medusa-chat bench --study exactness --checkpoint smollm2 --backbone FILE.gguf "
     "--prompts FILE.jsonl --max-new-tokens 256 --output exactness.json": LONG,
-    "medusa-chat bench --study heads": LONG,
-    "medusa-chat bench --study heads --data ANSWERS.jsonl": LONG,
-    "medusa-chat bench --study two-stage": LONG,
-    "medusa-chat bench --study two-stage --data ANSWERS.jsonl --checkpoint smollm2 --backbone DIR "
-    "--precision fp32": LONG,
+    "python assets/benchmarks/paper/run.py two-stage --data ANSWERS.jsonl --checkpoint smollm2 "
+    "--backbone DIR --precision fp32": LONG,
     "python assets/benchmarks/heads.py": LONG,
     "medusa-chat train --backbone SmolLM2-135M-Instruct.Q4_1.gguf --data prompts.jsonl --no-root "
     "--max-steps 350 --recipe assets/heads/smollm2-135m-instruct/recipe.toml --precision bf16 "
@@ -166,7 +145,7 @@ def test_every_command_is_run_or_its_section_says_why_not() -> None:
 
 def test_a_command_that_nothing_runs_is_found() -> None:
     assert is_run("medusa-chat doctor") and is_run("medusa-chat bench")
-    assert not is_run("medusa-chat bench --study ladder") and not is_run("medusa-chat ui")
+    assert not is_run("medusa-chat bench --study speed") and not is_run("medusa-chat ui")
     assert ["# a\n", "## b\n```\n # c\n```\n"] == sections("# a\n## b\n```\n# c\n```\n")[1:]
 
 
@@ -228,6 +207,7 @@ def test_it_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert History(paths.data_dir() / FILE).save("browser", chat)
     if line.startswith("python "):
         monkeypatch.setattr(sys, "argv", line.split()[1:])
+        monkeypatch.syspath_prepend(str(Path(sys.argv[0]).parent.resolve()))
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         assert main(line.split()) == 0

@@ -28,15 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "checkpoints": {"checkpoints.layouts", "hub", "trees", "decoding", "decoding.backends"},
     "training": {"checkpoints", "trees", "decoding", "decoding.backends"},
     "runtime": {"checkpoints", "trees", "decoding", "decoding.backends"},
-    "bench.harness": {"runtime", "training", "checkpoints", "trees", "decoding"},
-    "bench.studies": {
-        *("bench.harness", "runtime", "training", "checkpoints", "trees"),
-        *("decoding", "decoding.backends"),
-    },
-    "bench": {
-        *("bench.studies", "bench.harness", "runtime", "training", "checkpoints", "trees"),
-        "decoding",
-    },
+    "bench": {"runtime", "training", "checkpoints", "trees", "decoding", "decoding.backends"},
     "ui.access": set(),
     "ui.page": {"ui.access", "runtime", "training", "decoding"},
     "ui.chat": {"ui.page", "ui.access", "runtime", "decoding"},

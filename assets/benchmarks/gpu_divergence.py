@@ -9,10 +9,9 @@ from typing import Any
 
 from gpu_part import Bench
 
-from medusa_chat.bench.harness.answers import page_run, questions
-from medusa_chat.bench.harness.context import BenchContext, read_model
-from medusa_chat.bench.harness.report_data import Run, mean_step
-from medusa_chat.bench.studies.exactness import MODES, differences
+from medusa_chat.bench.answers import Run, mean_step, page_run, questions
+from medusa_chat.bench.context import BenchContext, read_model
+from medusa_chat.bench.exactness import MODES, differences
 from medusa_chat.checkpoints.memory import release
 from medusa_chat.messages import LoadRequest
 

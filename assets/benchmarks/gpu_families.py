@@ -11,7 +11,7 @@ from gpu_answers import events_of
 from gpu_kernels import FORMATS
 from gpu_part import Bench
 
-from medusa_chat.bench.harness.answers import parting
+from medusa_chat.bench.answers import parting
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads

@@ -8,9 +8,9 @@ import torch
 from gpu_part import Bench
 from gpu_steps import NODES, label, shape_of
 
-from medusa_chat.bench.harness.hf_baseline import HFBaseline, compiled, no_compiler
-from medusa_chat.bench.harness.random_model import random_weights
-from medusa_chat.bench.harness.report_data import Question
+from medusa_chat.bench.answers import Question
+from medusa_chat.bench.hf_baseline import HFBaseline, compiled, no_compiler
+from medusa_chat.bench.random_model import random_weights
 
 PROMPT, ANSWER = 1000, 64  # tokens
 BESIDE = "7b-fp16"  # the part of gpu.py with our steps

@@ -9,8 +9,8 @@ import torch
 from gpu_answers import events_of, prompt_of
 from gpu_part import Bench
 
-from medusa_chat.bench.harness.answers import parting
-from medusa_chat.bench.harness.random_model import RandomModel, load_shape
+from medusa_chat.bench.answers import parting
+from medusa_chat.bench.random_model import RandomModel, load_shape
 from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine

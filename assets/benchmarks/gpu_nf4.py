@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from medusa_chat.bench.harness.answers import parting
-from medusa_chat.bench.harness.random_model import RandomModel, llama_config, random_heads
+from medusa_chat.bench.answers import parting
+from medusa_chat.bench.random_model import RandomModel, llama_config, random_heads
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tree_check import check_tree_step
 from medusa_chat.decoding.backbone import Backbone

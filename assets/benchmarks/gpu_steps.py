@@ -10,8 +10,8 @@ from gpu_answers import events_of, prompt_of
 from gpu_part import Bench
 from gpu_profile import kernel_sums
 
-from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
-from medusa_chat.bench.studies.step_times import bytes_read
+from medusa_chat.bench.random_model import SHAPES, RandomModel, load_shape
+from medusa_chat.bench.steps import bytes_read
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Step

@@ -168,7 +168,7 @@ def new_model(recipe: Recipe):
     """A Llama with tied embeddings and random weights."""
     from transformers import LlamaForCausalLM
 
-    from medusa_chat.bench.harness.random_model import RandomModel, llama_config
+    from medusa_chat.bench.random_model import RandomModel, llama_config
 
     shape = RandomModel(
         *("demo", recipe.hidden, recipe.intermediate, recipe.layers, recipe.heads),

@@ -1,6 +1,6 @@
 """Make the demo's draft model from its own answers: `python assets/demo/draft.py DATA_FOLDER`.
 
-A Llama of 0.6 million parameters with the demo's tokenizer, for `medusa-chat bench --study
+A Llama of 0.6 million parameters with the demo's tokenizer, for `assets/benchmarks/paper/run.py
 assisted`: what speculative decoding with a draft model gives where Medusa gives the rest (Medusa,
 arXiv 2401.10774, appendix D). The answers are build.py's (`answers.jsonl` in the work folder; they
 are made there if they are not). About twelve minutes of one core; stop it and run it again: it goes
@@ -40,9 +40,9 @@ tags: [speculative-decoding, draft, toy]
 
 A Llama of {parameters:.2f} million parameters that foresees the answers of the demo checkpoint in
 the folder above, whose tokenizer it shares. It is there to be measured against Medusa
-(`medusa-chat bench --study assisted`) and is no use by itself. Made by `draft.py`, from {answers:,}
-answers of the demo; its first choice is the demo's token at {right:.1%} of {labels:,} places of
-{held_out} greedy answers to held-out prompts.
+(`python assets/benchmarks/paper/run.py assisted`) and is no use by itself. Made by `draft.py`,
+from {answers:,} answers of the demo; its first choice is the demo's token at {right:.1%} of
+{labels:,} places of {held_out} greedy answers to held-out prompts.
 """
 
 # The first stage learns whole conversations, prompts too, with backbone.py's training.

@@ -4,31 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from medusa_chat.bench.harness.answers import questions
-from medusa_chat.bench.harness.context import BenchContext, machine, read_model
-from medusa_chat.bench.harness.random_model import SHAPES, RandomModel, load_shape
-from medusa_chat.bench.harness.rows import Row, unmeasured
-from medusa_chat.bench.studies.assisted import assisted
-from medusa_chat.bench.studies.exactness import exactness
-from medusa_chat.bench.studies.head_shapes import heads
-from medusa_chat.bench.studies.kept_stages import two_stage
-from medusa_chat.bench.studies.latency import memory_and_load, turns
-from medusa_chat.bench.studies.paper_figures import (
-    categories,
-    hardware,
-    head_count,
-    ladder,
-    temperatures,
-    thresholds,
-    trees,
-)
-from medusa_chat.bench.studies.peers import drafters, peers
-from medusa_chat.bench.studies.prediction import prediction
-from medusa_chat.bench.studies.reference import reference as reference_study
-from medusa_chat.bench.studies.report import report as report_study
-from medusa_chat.bench.studies.roofline import roofline
-from medusa_chat.bench.studies.speed import PROMPTS, race
-from medusa_chat.bench.studies.step_times import contexts, host_gaps, node_counts
+from medusa_chat.bench.answers import questions
+from medusa_chat.bench.context import PROMPTS, BenchContext, machine, read_model
+from medusa_chat.bench.exactness import exactness
+from medusa_chat.bench.load import memory_and_load, turns
+from medusa_chat.bench.peers import drafters, peers
+from medusa_chat.bench.random_model import SHAPES, RandomModel, load_shape
+from medusa_chat.bench.rows import Row, unmeasured
+from medusa_chat.bench.speed import race
+from medusa_chat.bench.steps import contexts, node_counts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 
@@ -41,35 +25,13 @@ STUDIES: dict[str, Study] = {
     "turns": turns,
     "load": memory_and_load,
     "context": contexts,
-    "host": host_gaps,
 }
-FINDINGS: dict[str, Study] = {  # of the paper and beside others; run only where they are named
-    "ladder": ladder,
-    "trees": trees,
-    "thresholds": thresholds,
-    "temperatures": temperatures,
-    "categories": categories,
-    "hardware": hardware,
-    "assisted": assisted,
-    "reference": reference_study,
-    "head-count": head_count,
-    "heads": heads,
-    "two-stage": two_stage,
-    "report": report_study,
-    "roofline": roofline,
+NAMED: dict[str, Study] = {  # run only where they are named: they need files or hours
     "drafters": drafters,
     "peers": peers,
     "exactness": exactness,
-    "tuner": prediction,
 }
-# what the named studies need besides their name, for the commands in their rows
-INPUTS = {
-    **dict.fromkeys(("categories", "exactness"), " --prompts FILE"),
-    **dict.fromkeys(("heads", "two-stage"), " --data FILE"),
-    "reference": " --reference DIR",
-}
-WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage")
-OF_SHAPES = ("steps", "turns", "context", "host")
+OF_SHAPES = ("steps", "turns", "context")
 
 
 def run(
@@ -91,16 +53,14 @@ def run(
             f"{loaded.info.name} has no Medusa heads to measure: give a checkpoint that has"
         )
     context = BenchContext(request, loaded, tree, rounds, max_new_tokens, progress, **inputs)
-    chosen = _chosen(studies or tuple(STUDIES), (*STUDIES, *FINDINGS))
+    chosen = _chosen(studies or tuple(STUDIES), (*STUDIES, *NAMED))
     rows = [row for name in chosen for row in _rows(name, context)]
-    return _result(context, _prompt_count(context, chosen), rows)
+    return result_of(context, _prompt_count(context, chosen), rows)
 
 
 def _prompt_count(context: BenchContext, studies: Sequence[str]) -> int:
     """The number of prompts that were answered: of the file, else of the speed's own."""
-    if context.report is not None and context.report.answered:
-        return len(context.report.answered)
-    if set(studies) & set(FINDINGS) - set(WITHOUT_PROMPTS):
+    if set(studies) & set(NAMED):
         return len(questions(context))
     return len(PROMPTS) if "speed" in studies else 0
 
@@ -118,24 +78,24 @@ def run_shape(
     """Measure the step times of a model of random weights, which needs no download. Its text has no
     meaning, so acceptance comes from published accuracies, and the rows say so. layers: fewer than
     the shape has."""
-    found = SHAPES[shape] if isinstance(shape, str) else shape
-    found = found if layers is None else replace(found, layers=layers)
-    progress(f"making random weights: {found.name}")
-    context = BenchContext(request, load_shape(found, request), "auto", rounds, 1, progress, budget)
-    chosen = _chosen(studies or OF_SHAPES, (*OF_SHAPES, "roofline"))
+    sizes = SHAPES[shape] if isinstance(shape, str) else shape
+    sizes = sizes if layers is None else replace(sizes, layers=layers)
+    progress(f"making random weights: {sizes.name}")
+    context = BenchContext(request, load_shape(sizes, request), "auto", rounds, 1, progress, budget)
+    chosen = _chosen(studies or OF_SHAPES, OF_SHAPES)
     rows = [row for name in chosen for row in _rows(name, context)]
     rows.append(
         unmeasured("end to end", "tokens/s", "the output of random weights is not worth timing")
     )
-    return _result(context, 0, rows)
+    return result_of(context, 0, rows)
 
 
 def _rows(study: str, context: BenchContext) -> Iterator[Row]:
     """The rows of a study, with the command that measures them where they name none."""
-    command = f"medusa-chat bench --study {study}{INPUTS.get(study, '')}"
-    for row in (STUDIES | FINDINGS)[study](context):
+    needs = " --prompts FILE" if study == "exactness" else ""
+    for row in (STUDIES | NAMED)[study](context):
         is_named = row["command"] or row["value"] is None
-        yield row if is_named else {**row, "command": command}
+        yield row if is_named else {**row, "command": f"medusa-chat bench --study {study}{needs}"}
 
 
 def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
@@ -145,7 +105,7 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
     return [name for name in allowed if not studies or name in studies]
 
 
-def _result(context: BenchContext, prompts: int, rows: list[Row]) -> dict[str, Any]:
+def result_of(context: BenchContext, prompts: int, rows: list[Row]) -> dict[str, Any]:
     """What is shown and written; the verdict is the tree of `--tree auto` and the reason."""
     verdict = f"--tree auto: {context.loaded.info.tree_reason}."
     return {"machine": machine(context, prompts), "rows": rows, "verdict": verdict}

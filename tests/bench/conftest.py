@@ -4,7 +4,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench import run
-from medusa_chat.bench.harness.context import BenchContext, read_model
+from medusa_chat.bench.context import BenchContext, read_model
 from medusa_chat.messages import LoadRequest
 
 

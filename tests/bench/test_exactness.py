@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from medusa_chat.bench.harness.answers import questions, spread
-from medusa_chat.bench.harness.hf_baseline import matching_baseline
-from medusa_chat.bench.studies import exactness
-from medusa_chat.bench.studies.exactness import (
+from medusa_chat.bench import exactness
+from medusa_chat.bench.answers import questions, spread
+from medusa_chat.bench.exactness import (
     DRAFTERS,
     MODES,
     answers,
@@ -16,6 +15,7 @@ from medusa_chat.bench.studies.exactness import (
     long_questions,
     scores,
 )
+from medusa_chat.bench.hf_baseline import matching_baseline
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from support.gguf_models import tiny_model, write_gguf
 
-from medusa_chat.bench.harness.peer_process import Peer, PeerFailed, ask, write_as_bf16
-from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.bench.studies import peers
-from medusa_chat.bench.studies.peers import OURS, PLAIN
+from medusa_chat.bench import peers
+from medusa_chat.bench.answers import Question, Run
+from medusa_chat.bench.peers import OURS, PLAIN, Peer, PeerFailed, ask, write_as_bf16
 
 ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 FAKE = """

@@ -260,7 +260,7 @@ def test_a_refused_command_leaves_the_old_trace(
 
 
 @pytest.mark.parametrize(
-    "command", [["generate", "--trace"], ["bench", "--study", "tuner", "--output"]]
+    "command", [["generate", "--trace"], ["bench", "--study", "peers", "--output"]]
 )
 def test_what_is_read_is_not_written_over(
     runner: Scripted, capsys: Any, tmp_path: Path, command: list[str]
@@ -328,9 +328,10 @@ def test_off_a_console_windows_reads_and_writes_utf_8(monkeypatch: Any) -> None:
     ("options", "word"),
     [
         (["--prompts", "nope"], "--prompts and --questions are for the studies"),
-        (["--study", "tuner", "--prompts", "nope"], "there is no file nope"),
+        (["--study", "exactness", "--prompts", "nope"], "there is no file nope"),
         (["--study", "peers", "--llama-cpp", "nope"], "there is no program nope"),
-        (["--study", "ladder", "--medusa-2", "nope"], "there is no folder nope"),
+        (["--study", "peers", "--vllm-heads", "nope"], "there is no folder nope"),
+        (["--study", "ladder"], "paper/run.py ladder"),
         (["--shape", "7b", "--checkpoint", "demo"], "random weights"),
     ],
 )
@@ -650,7 +651,6 @@ def test_bench_prints_a_table_or_json_and_saves_it(
     module.run = lambda request, **options: result | {"options": options["rounds"]}  # type: ignore[attr-defined]
     module.run_shape = lambda shape, request, progress, **rest: {"shape": shape, **rest}  # type: ignore[attr-defined]
     module.table = lambda result: "a table"  # type: ignore[attr-defined]
-    module.Report = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "medusa_chat.bench", module)
     file = tmp_path / "speed.json"
     assert main(["bench", "--rounds", "2", "--output", str(file)]) == 0

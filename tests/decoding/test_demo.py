@@ -2,9 +2,8 @@
 
 import pytest
 
-from medusa_chat.bench import run, table
-from medusa_chat.bench.harness.context import PROMPTS
-from medusa_chat.bench.studies import speed
+from medusa_chat.bench import run, speed, table
+from medusa_chat.bench.context import PROMPTS
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest

@@ -12,10 +12,9 @@ from support.loading import answer
 from support.page import READY, chromium, opened_on, page_of
 from support.smollm2 import BASE, NAME, repo_files
 
-from medusa_chat.bench.harness.answers import question_of
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import read_baseline
-from medusa_chat.bench.studies.exactness import (
+from medusa_chat.bench.answers import question_of
+from medusa_chat.bench.context import BenchContext
+from medusa_chat.bench.exactness import (
     DRAFTERS,
     MODES,
     TIE,
@@ -23,6 +22,7 @@ from medusa_chat.bench.studies.exactness import (
     differences,
     differences_from,
 )
+from medusa_chat.bench.hf_baseline import read_baseline
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest

@@ -1,18 +1,12 @@
-"""Studies of single steps, which need no real text: "steps", "context" and host gaps."""
+"""Studies of single steps, which need no real text: "steps" and "context"."""
 
 from collections.abc import Iterator
 
-import torch
-
-from medusa_chat.bench.harness.answers import Variant, events_of
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.report_data import Question
-from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.bench.context import BenchContext
+from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.events import Step
-from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
-from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.decoding.tree import Tree
 from medusa_chat.runtime.step_profiler import SIZES, StepProfiler, time_steps
 from medusa_chat.runtime.tuner import tune
 from medusa_chat.trees.auto_tree import expected_tokens
@@ -20,10 +14,7 @@ from medusa_chat.trees.tuning_store import Tuning
 
 RUNS = 3
 SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot pay
-GAP_PROMPT = 64
 CONTEXTS = tuple(1024 * 2**i for i in range(6))
-BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
-READS = 7  # of the buffer
 
 
 def node_counts(context: BenchContext) -> Iterator[Row]:
@@ -93,36 +84,6 @@ def bytes_read(engine: Engine) -> int:
     if head is None or embedding.data_ptr() != head.data_ptr():
         storages.pop(embedding.untyped_storage().data_ptr(), None)
     return sum(storage.nbytes() for storage in storages.values())
-
-
-def read_rates(context: BenchContext) -> list[float]:
-    """Bytes a second of sums over a buffer larger than any cache."""
-    device = context.loaded.engine.backbone.device
-    size = BUFFER.get(device.type, BUFFER["cpu"])
-    if device.type == "cuda":
-        size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
-    buffer = torch.ones(size // 4, device=device)
-    seconds = [context.seconds(lambda: float(buffer.sum())) for _ in range(1 + READS)]
-    return [buffer.nbytes / one for one in seconds[1:]]
-
-
-def host_gaps(context: BenchContext) -> Iterator[Row]:
-    """The share of a step that only the host needs, neither for the draft nor for the pass, in
-    answers to a made-up prompt."""
-    name = "host gap in a step"
-    vocabulary = context.loaded.engine.backbone.vocabulary
-    prompt = Question([(31 * i + 7) % vocabulary for i in range(GAP_PROMPT)], "")
-    for tree in (ROOT, context.source.head(max(context.loaded.info.nodes, 4))):
-        shares = []
-        for number in range(context.rounds + 1):
-            events = events_of(context, prompt, Variant(GenerationSettings(), tree))
-            steps = [event for event in events if isinstance(event, Step)]
-            if number and steps:
-                known = sum(step.heads_seconds + step.backbone_seconds for step in steps)
-                shares.append(1 - known / sum(step.seconds for step in steps))
-        shown = "plain" if len(tree) == 1 else f"{len(tree)} nodes"
-        if shares:
-            yield row(f"{name}, {shown}", shares, "share")
 
 
 def contexts(context: BenchContext) -> Iterator[Row]:

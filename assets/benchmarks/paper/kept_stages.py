@@ -9,16 +9,17 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.bench.studies.head_shapes import ALONE, HEADS
-from medusa_chat.bench.studies.kept_answers import (
+from head_shapes import ALONE, HEADS
+from kept_answers import (
     NODES,
     held_out_tokens_per_step,
     ranks_among,
     read_kept,
     states_before,
 )
+from paper_context import PaperContext
+
+from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
 from medusa_chat.training.hidden_states import cache_inputs
@@ -37,7 +38,7 @@ RATE, WEIGHT = 5e-4, 0.2  # the adapter's rate and lambda_0 in the second of two
 DIRECT_RATE, DIRECT_WEIGHT = 2e-3, 1.0
 
 
-def two_stage(context: BenchContext) -> Iterator[Row]:
+def two_stage(context: PaperContext) -> Iterator[Row]:
     """For each method the backbone's KL from itself before, and tokens a step, both on held-out
     answers of the backbone before. Heads without the root, as in the paper."""
     kept = read_kept(context)

@@ -5,12 +5,13 @@ Every text of a file or a model is escaped, and the page's policy forbids script
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from medusa_chat import paths
-from medusa_chat.bench.harness.report_data import Answered, Figures, Report, Turn
-from medusa_chat.bench.studies.report import GENERATE, PLAIN, by_category, figures
+from report import GENERATE, PLAIN, by_category, figures
+from report_data import Answered, Figures, Report, Turn
 
+STYLE = Path(__file__).with_name("report.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 WORDS = """<h2>What the words mean</h2>
 <p>Acceleration rate: tokens a step. Overhead: time of such a step over the time of a token of the
@@ -31,7 +32,7 @@ def report_html(result: dict[str, Any], found: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{paths.asset('css', 'report.css').read_text('utf-8')}</style></head><body>",
+        f"<style>{STYLE.read_text('utf-8')}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(_count(found.answered))}, {escape(how)}.</p>',
         *_table(found.answered, machine.get("model", "").rpartition(", ")[2]),

@@ -14,11 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, CompileConfig
 from transformers.utils import logging
 
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.answers import Question, Run
+from medusa_chat.bench.context import BenchContext
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ContextError, UsageError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -123,13 +122,6 @@ def _read(context: BenchContext, folder: str | Path, dtype: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), device_map={"": device}, local_files_only=True
     ).eval()
-
-
-def sampling(settings: GenerationSettings) -> dict[str, Any]:
-    """Options of `generate` for the temperature of the settings."""
-    if not settings.temperature:
-        return {}
-    return {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
 
 
 @contextmanager

@@ -17,16 +17,24 @@ from warnings import catch_warnings, simplefilter
 
 import torch
 import transformers.utils
+from figures import GREEDY
+from paper_context import PaperContext
 from torch import nn
 from transformers.utils import logging
 
-from medusa_chat.bench.harness.answer_rows import per_step, speed
-from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions, rotate
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
-from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.bench.harness.rows import Row, unmeasured
-from medusa_chat.bench.studies.paper_figures import GREEDY
+from medusa_chat.bench.answers import (
+    AnswerFunction,
+    Question,
+    Run,
+    Variant,
+    answer,
+    per_step,
+    questions,
+    rotate,
+    speed,
+)
+from medusa_chat.bench.hf_baseline import HFBaseline, matching_baseline
+from medusa_chat.bench.rows import Row, unmeasured
 from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
@@ -37,7 +45,7 @@ SIZES = (16, 64)  # nodes of the trees that both decode with
 WIDEST = 10  # predictions of a head that the reference looks at
 
 
-def reference(context: BenchContext) -> Iterator[Row]:
+def reference(context: PaperContext) -> Iterator[Row]:
     """Tokens a step and a second, greedy and without prefill, of the reference's `medusa_generate`
     and of our engine with the same tree; and of our plain decoding and our own choice of tree."""
     baseline = matching_baseline(context)
@@ -69,7 +77,7 @@ def reference(context: BenchContext) -> Iterator[Row]:
             yield speed(f"{name}: speed", runs[name], runs[base], base)
 
 
-def _refusal(context: BenchContext, baseline: HFBaseline | None) -> str:
+def _refusal(context: PaperContext, baseline: HFBaseline | None) -> str:
     """Why the reference cannot be timed, "" where it can."""
     if context.reference is None:
         return "needs --reference DIR, a checkout of FasterDecoding/Medusa"
@@ -88,7 +96,7 @@ def _refusal(context: BenchContext, baseline: HFBaseline | None) -> str:
 class ReferenceModel:
     """The reference's model with the weights of the baseline and our heads."""
 
-    def __init__(self, folder: Path, context: BenchContext, baseline: HFBaseline) -> None:
+    def __init__(self, folder: Path, context: PaperContext, baseline: HFBaseline) -> None:
         """Raises UsageError where `folder` is no checkout of the reference."""
         heads = context.loaded.engine.heads
         assert heads is not None

@@ -8,19 +8,30 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from medusa_chat.bench.harness.answer_rows import per_step, speed
-from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions, rotate
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import (
+from figures import GREEDY
+from report_data import Figures
+
+from medusa_chat.bench.answers import (
+    AnswerFunction,
+    Question,
+    Run,
+    Variant,
+    answer,
+    per_step,
+    questions,
+    rate,
+    rotate,
+    speed,
+)
+from medusa_chat.bench.context import BenchContext
+from medusa_chat.bench.hf_baseline import (
     DTYPES,
     HFBaseline,
     drafting,
     matching_baseline,
     read_draft,
 )
-from medusa_chat.bench.harness.report_data import Figures, Question, Run, rate
-from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.paper_figures import GREEDY
+from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.units import number
 
 LENGTHS = tuple(range(1, 9))  # draft tokens a step

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.bench.studies.kept_answers import (
+from kept_answers import (
     NODES,
     held_out_tokens_per_step,
     ranks_among,
     read_kept,
     states_before,
 )
+from paper_context import PaperContext
+
+from medusa_chat.bench.rows import Row, row
 from medusa_chat.training.hidden_states import cache_inputs
 from medusa_chat.training.stage_recipes import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
@@ -34,7 +35,7 @@ ALONE = HeadRecipe(
 )
 
 
-def heads(context: BenchContext) -> Iterator[Row]:
+def heads(context: PaperContext) -> Iterator[Row]:
     """Tokens a step on held-out answers, by kind and number of heads. Heads are trained five at a
     time on cached hidden states; fewer heads are the first of the five, since on a frozen backbone
     heads do not influence one another."""

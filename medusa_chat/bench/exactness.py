@@ -10,17 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from medusa_chat.bench.harness.answers import (
+from medusa_chat.bench.answers import (
+    Question,
+    Run,
     asked_texts,
     page_run,
     parting,
     question_of,
     questions,
 )
-from medusa_chat.bench.harness.context import BenchContext, read_model
-from medusa_chat.bench.harness.hf_baseline import HFBaseline, matching_baseline
-from medusa_chat.bench.harness.report_data import Question, Run
-from medusa_chat.bench.harness.rows import Row, row
+from medusa_chat.bench.context import BenchContext, read_model
+from medusa_chat.bench.hf_baseline import HFBaseline, matching_baseline
+from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.acceptance import gumbel
 from medusa_chat.decoding.settings import GenerationSettings
 

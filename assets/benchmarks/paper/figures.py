@@ -4,20 +4,30 @@ Medusa, arXiv 2401.10774: Table 3, Figures 3b, 4 and 5, section 2.3.1, appendix 
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from medusa_chat.bench.harness import answers
-from medusa_chat.bench.harness.answer_rows import likelihood, per_step, speed
-from medusa_chat.bench.harness.answers import AnswerFunction, Variant, answer, questions
-from medusa_chat.bench.harness.context import BenchContext, with_checkpoint
-from medusa_chat.bench.harness.rows import Row, row, unmeasured
+import torch
+from paper_context import PaperContext, with_checkpoint
+
+from medusa_chat.bench import answers
+from medusa_chat.bench.answers import (
+    AnswerFunction,
+    Run,
+    Variant,
+    answer,
+    per_step,
+    questions,
+    speed,
+)
+from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.training import hardware as hardware_model
+from medusa_chat.training.accuracy import states_of
 from medusa_chat.training.hardware import GPUS, SHAPES, attention, linear
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.auto_tree import rank_accuracies
@@ -37,7 +47,7 @@ LENGTHS = (128, 1024, 8192)
 TABLE_1 = hardware_model.growth(64, 3.47)  # Vicuna-7B: 3.47 tokens a step with 64 nodes
 
 
-def ladder(context: BenchContext) -> Iterator[Row]:
+def ladder(context: PaperContext) -> Iterator[Row]:
     """Table 3: what each part of Medusa brings over plain decoding, with trees of one size."""
     heads = context.loaded.info.heads
     source = context.source
@@ -60,7 +70,7 @@ def ladder(context: BenchContext) -> Iterator[Row]:
     yield from _against_plain(context, named, {name: variant})
 
 
-def trees(context: BenchContext) -> Iterator[Row]:
+def trees(context: PaperContext) -> Iterator[Row]:
     """Figure 4: trees searched by the accuracies against random dense trees, by size."""
     heads, generator = context.loaded.info.heads, random.Random(0)
     accuracies = rank_accuracies(context.loaded.calibration)[:heads]
@@ -74,7 +84,7 @@ def trees(context: BenchContext) -> Iterator[Row]:
     yield from _against_plain(context, named)
 
 
-def head_count(context: BenchContext) -> Iterator[Row]:
+def head_count(context: PaperContext) -> Iterator[Row]:
     """2.2.3: the first 1, 2, ... of the checkpoint's heads, each number with the tree of --nodes
     nodes that its accuracies give."""
     accuracies = rank_accuracies(context.loaded.calibration)[: context.loaded.info.heads]
@@ -87,7 +97,7 @@ def head_count(context: BenchContext) -> Iterator[Row]:
 
 
 def _against_plain(
-    context: BenchContext, named: dict[str, Tree], more: Mapping[str, AnswerFunction] | None = None
+    context: PaperContext, named: dict[str, Tree], more: Mapping[str, AnswerFunction] | None = None
 ) -> Iterator[Row]:
     """Tokens a step and speed of each tree, greedy, and of the functions in `more`."""
     shapes = {PLAIN: ROOT} | named
@@ -120,7 +130,7 @@ def dense_widths(tree: Tree) -> str:
     return "x".join(str(b // a) for a, b in zip(counts, counts[1:], strict=False))
 
 
-def thresholds(context: BenchContext) -> Iterator[Row]:
+def thresholds(context: PaperContext) -> Iterator[Row]:
     """Figure 5: tokens a step and how probable the texts are by epsilon, at temperature 0.7 with
     delta = sqrt(epsilon), against random sampling and greedy decoding."""
     tree = context.chosen_tree
@@ -140,7 +150,7 @@ def thresholds(context: BenchContext) -> Iterator[Row]:
         yield row(f"{name}: log-likelihood", likelihood(context, runs), "nats/token")
 
 
-def temperatures(context: BenchContext) -> Iterator[Row]:
+def temperatures(context: PaperContext) -> Iterator[Row]:
     """Section 2.3.1: tokens a step by temperature and acceptance."""
     tree = context.chosen_tree
     variants = {
@@ -154,7 +164,7 @@ def temperatures(context: BenchContext) -> Iterator[Row]:
         yield per_step(name, runs)
 
 
-def categories(context: BenchContext) -> Iterator[Row]:
+def categories(context: PaperContext) -> Iterator[Row]:
     """Figure 3b: the speedup by category of question, for a file whose rows have one."""
     asked = [question for question in questions(context) if question.category]
     if not asked:
@@ -170,7 +180,7 @@ def categories(context: BenchContext) -> Iterator[Row]:
             yield speed(f"{kind}: speed", chosen, runs[PLAIN])
 
 
-def hardware(_: BenchContext) -> Iterator[Row]:
+def hardware(_: PaperContext) -> Iterator[Row]:
     """Appendix G: the arithmetic intensities of Tables 6 to 8, and the best tree that the hardware
     model gives for named GPUs. Nothing is timed."""
     large, small = SHAPES[2], SHAPES[0]
@@ -186,3 +196,20 @@ def hardware(_: BenchContext) -> Iterator[Row]:
         gain = hardware_model.speedup(small, gpu, 1, 1024, nodes, TABLE_1)
         note = f"MODEL: {nodes} nodes, batch 1, 1,024 tokens; 3.47 tokens a step with 64 nodes"
         yield row(f"7B on {gpu.name}", [gain], "x", "plain", [1.0], note)
+
+
+def likelihood(context: PaperContext, runs: Sequence[Run]) -> list[float]:
+    """For each answer the mean log-probability of its tokens under the backbone at temperature 1,
+    in nats."""
+    engine = context.loaded.engine
+    found = []
+    with torch.inference_mode():
+        for run in runs:
+            if not run.tokens:
+                continue
+            first = len(run.question.ids)
+            ids = torch.tensor([*run.question.ids, *run.tokens], device=engine.backbone.device)
+            logits = engine.backbone.lm_head(states_of(engine, ids)[first - 1 : -1]).float()
+            chosen = logits.log_softmax(-1).gather(1, ids[first:, None])
+            found.append(float(chosen.mean()))
+    return found

@@ -9,20 +9,25 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paper_context import PaperContext
+from report_data import Answered, Figures, Report, Turn
 
 from medusa_chat import paths
-from medusa_chat.bench.harness.answers import (
+from medusa_chat.bench.answers import (
     NO_STEP,
     AnswerFunction,
+    Question,
+    Run,
     Variant,
     answer,
     asked_rows,
     rotated,
 )
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import matching_baseline, sampling
-from medusa_chat.bench.harness.report_data import Answered, Figures, Question, Report, Run, Turn
-from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.bench.hf_baseline import matching_baseline
+from medusa_chat.bench.rows import Row, row, unmeasured
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.runtime.prompt_ids import encode
 from medusa_chat.training.conversations import Conversation
@@ -32,11 +37,11 @@ MEDUSA, PLAIN, GENERATE = "medusa", "plain decoding", "transformers generate"
 BASES = (PLAIN, GENERATE)
 
 
-def report(context: BenchContext) -> Iterator[Row]:
+def report(context: PaperContext) -> Iterator[Row]:
     """The turns of every question, each answered by Medusa and by the baselines after the same
     conversation, the one with Medusa's answers."""
     rows, source = _rows_of_file(context)
-    kept, settings = context.report or Report(), context.settings
+    kept, settings = context.report, context.settings
     tree = context.chosen_tree if context.tree == "auto" else load_tree(context.tree)
     baseline = matching_baseline(context)
     options = sampling(settings)
@@ -59,7 +64,7 @@ def report(context: BenchContext) -> Iterator[Row]:
         yield from _rows(context, kept.answered, base)
 
 
-def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
+def _rows_of_file(context: PaperContext) -> tuple[list[Conversation], str]:
     """The rows of --prompts, or of our own questions, and the file's name. Raises UsageError."""
     file = context.prompts or paths.asset("benchmarks", "questions.jsonl")
     if not file.is_file():
@@ -69,7 +74,7 @@ def _rows_of_file(context: BenchContext) -> tuple[list[Conversation], str]:
 
 
 def _turns(
-    context: BenchContext, found: Conversation, functions: dict[str, AnswerFunction], place: int
+    context: PaperContext, found: Conversation, functions: dict[str, AnswerFunction], place: int
 ) -> tuple[Turn, ...]:
     """The turns of a row. Those after a turn without space in the context are not asked."""
     messages = found.system_messages
@@ -92,7 +97,7 @@ def _turns(
     return tuple(turns)
 
 
-def _text(context: BenchContext, run: Run) -> str:
+def _text(context: PaperContext, run: Run) -> str:
     return str(context.loaded.tokenizer.decode(run.tokens, skip_special_tokens=True)).strip()
 
 
@@ -113,7 +118,7 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
     return whole if len(kinds) == 1 else kinds | whole
 
 
-def _rows(context: BenchContext, answered: Sequence[Answered], base: str) -> Iterator[Row]:
+def _rows(context: PaperContext, answered: Sequence[Answered], base: str) -> Iterator[Row]:
     """Three rows for each category. Minimum and maximum are of single answers."""
     precision = context.loaded.info.precision
     against = f"{base}, {precision}"
@@ -160,3 +165,10 @@ def model_answers(found: Report, model_id: str) -> str:
         }
         lines.append(json.dumps(values, ensure_ascii=False) + "\n")
     return "".join(lines)
+
+
+def sampling(settings: GenerationSettings) -> dict[str, Any]:
+    """Options of `generate` for the temperature of the settings."""
+    if not settings.temperature:
+        return {}
+    return {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}

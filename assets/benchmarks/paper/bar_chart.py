@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from medusa_chat.bench.harness.rows import Row
+from medusa_chat.bench.rows import Row
 
 WIDE, LEFT, ROW, GROUP, RIGHT = 900, 300, 22, 46, 110
 STYLE = (

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 import torch
 
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.bench.studies.step_times import bytes_read, read_rates, step_of, times_by_nodes
+from medusa_chat.bench.context import BenchContext
+from medusa_chat.bench.rows import Row, row
+from medusa_chat.bench.steps import bytes_read, step_of, times_by_nodes
 from medusa_chat.decoding.backends.cpu_threads import most as most_threads
 from medusa_chat.decoding.backends.cpu_threads import of_torch
 
+BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
+READS = 7  # of the buffer
 SIDE, REPEATS = 2048, 5  # of the square matrices whose product shows the peak
 
 
@@ -32,6 +34,17 @@ def roofline(context: BenchContext) -> Iterator[Row]:
             note = f"bound by {'reading' if reading > arithmetic else 'arithmetic'}: {least:.3g} ms"
             base = [least] * len(values)
             yield row(step_of(nodes), values, "ms", "the roofline", base, note)
+
+
+def read_rates(context: BenchContext) -> list[float]:
+    """Bytes a second of sums over a buffer larger than any cache."""
+    device = context.loaded.engine.backbone.device
+    size = BUFFER.get(device.type, BUFFER["cpu"])
+    if device.type == "cuda":
+        size = min(size, torch.cuda.mem_get_info(device)[0] // 2)
+    buffer = torch.ones(size // 4, device=device)
+    seconds = [context.seconds(lambda: float(buffer.sum())) for _ in range(1 + READS)]
+    return [buffer.nbytes / one for one in seconds[1:]]
 
 
 def _multiplied(context: BenchContext) -> int:

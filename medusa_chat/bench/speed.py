@@ -1,15 +1,35 @@
 """Study "speed": whole answers of transformers' generate, our plain decoding and our drafters."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, sleep
+from typing import Any
 
-from medusa_chat.bench.harness.answers import page_run, question_of, rotated
-from medusa_chat.bench.harness.context import PROMPTS, BenchContext
-from medusa_chat.bench.harness.hf_baseline import no_compiler
-from medusa_chat.bench.harness.report_data import Question, Run, mean_step, rate
-from medusa_chat.bench.harness.rows import Row, row, unmeasured
-from medusa_chat.bench.studies.contestants import DRAFTS, Contestant, hf_contestants
+import torch
+
+from medusa_chat.bench.answers import (
+    Question,
+    Run,
+    mean_step,
+    page_run,
+    question_of,
+    rate,
+    rotated,
+)
+from medusa_chat.bench.context import PROMPTS, BenchContext
+from medusa_chat.bench.hf_baseline import (
+    HFBaseline,
+    compiled,
+    drafting,
+    no_compiler,
+    read_baseline,
+    read_draft,
+)
+from medusa_chat.bench.rows import Row, row, unmeasured
+from medusa_chat.decoding.backends.cpu_threads import most as most_threads
+from medusa_chat.decoding.backends.cpu_threads import of_torch
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 
@@ -24,6 +44,31 @@ COMMAND = "medusa-chat bench"
 OURS = ("plain", "auto", "medusa", "prompt-lookup")
 # seconds of a pause before each group, whose threads may still spin, and of untimed answers
 REST, WAKING = 0.3, 0.1
+DTYPES = ("float32", "bfloat16")
+LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
+DRAFTED = 4  # tokens of the draft model at each step
+DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
+
+
+@dataclass
+class Contestant:
+    """One way to decode. answer: a question -> its Run, and the seconds of the whole answer.
+
+    runs, seconds: of each round the timed answers and their whole seconds, the warm-up first, which
+    compiles what is to be compiled.
+    """
+
+    name: str
+    answer: Callable[[Question], tuple[Run, float]]
+    command: str
+    runs: list[list[Run]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each round over all prompts, with prefill, without the warm-up."""
+        pairs = list(zip(self.runs, self.seconds, strict=True))[1:]
+        return [sum(len(run.tokens) for run in runs) / seconds for runs, seconds in pairs]
 
 
 def race(context: BenchContext) -> Iterator[Row]:
@@ -153,3 +198,42 @@ def _hostile(
     yield row(
         "worst hostile prompt", worst, "x", "plain", [1.0] * len(worst), command=context.command
     )
+
+
+def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
+    """transformers' generate on the published model in fp32 and bf16: with our number of threads
+    and with the most, with its own prompt lookup, with a draft model, and compiled. longest: tokens
+    of a prompt."""
+    threads, most = torch.get_num_threads(), most_threads()
+    for dtype in DTYPES:
+        baseline, name = read_baseline(context, dtype), f"generate-{dtype}"
+        yield _generate(name, baseline, threads)
+        yield _generate(f"{name}-lookup", baseline, threads, prompt_lookup_num_tokens=LOOKUP)
+        if most != threads:
+            yield _generate(f"{name}-{most}-threads", baseline, most)
+        draft = read_draft(context, dtype)
+        if draft is not None:
+            yield _generate(f"{name}-assisted", baseline, threads, draft)
+        if compiles:  # last, on the same model: a compiled step needs a static cache
+            room = longest + context.max_new_tokens
+            options = compiled(context.loaded.engine.backbone.device, room)
+            yield _generate(f"{name}-static", baseline, threads, **options)
+            if most != threads:
+                yield _generate(f"{name}-static-{most}-threads", baseline, most, **options)
+
+
+def _generate(
+    name: str, baseline: HFBaseline, threads: int, draft: Any = None, **options: Any
+) -> Contestant:
+    def answer(question: Question) -> tuple[Run, float]:
+        with (
+            of_torch(threads),
+            nullcontext({}) if draft is None else drafting(draft, DRAFTED) as by,
+        ):
+            return baseline.answer(question, **options, **by)
+
+    by_draft = {} if draft is None else {"assistant_model": "...", "num_assistant_tokens": DRAFTED}
+    shown = {"compile_config": "CompileConfig()"}
+    told = (options | by_draft).items()
+    words = "".join(f", {key}={shown.get(key, value)}" for key, value in told)
+    return Contestant(name, answer, f"transformers generate(do_sample=False{words})")

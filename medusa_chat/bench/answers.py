@@ -1,15 +1,16 @@
-"""Answers to the benchmark's questions with one tree and one acceptance, each timed as a Run."""
+"""Question and Run: the prompts of a benchmark and their timed answers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from math import fsum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from medusa_chat.bench.harness.context import PROMPTS, BenchContext
-from medusa_chat.bench.harness.report_data import Question, Run
+from medusa_chat.bench.context import PROMPTS, BenchContext
+from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.events import Finished, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -20,6 +21,43 @@ from medusa_chat.training.conversations import Conversation, read_conversations
 
 NO_STEP = "no answer has a decoding step: give shorter prompts, or raise --max-new-tokens"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt as token ids, and its category, "" where the file names none."""
+
+    ids: list[int]
+    category: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed answer. tokens: ids. steps: passes of the backbone after the prefill. stepped:
+    tokens that the steps gave, an end token included. seconds: of the steps."""
+
+    question: Question
+    tokens: tuple[int, ...]
+    steps: int
+    stepped: float
+    seconds: float
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there was a step: an answer may end with the prefill's token."""
+        return self.steps > 0 and self.seconds > 0
+
+    @property
+    def per_step(self) -> float:
+        """Tokens a step, the acceleration rate of this answer."""
+        return self.stepped / self.steps
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of decoding."""
+        return self.stepped / self.seconds
+
+
 AnswerFunction = Callable[[Question], Run]  # raises ContextError without space for an answer
 
 
@@ -166,3 +204,28 @@ def rotate(
     if not all(found.values()):
         raise UsageError(NO_STEP)
     return found
+
+
+def mean_step(runs: Sequence[Run]) -> float:
+    """Seconds of a step of all answers together."""
+    return fsum(run.seconds for run in runs) / sum(run.steps for run in runs)
+
+
+def rate(runs: Sequence[Run]) -> float:
+    """Tokens a second of all answers together."""
+    return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)
+
+
+def per_step(name: str, runs: Sequence[Run], note: str = "") -> Row:
+    """Tokens a step over all answers; the minimum and the maximum are of single answers."""
+    mean = fsum(run.stepped for run in runs) / sum(run.steps for run in runs)
+    return row(name, [run.per_step for run in runs], "tokens/step", note=note, value=mean)
+
+
+def speed(name: str, runs: Sequence[Run], baseline: Sequence[Run], against: str = "plain") -> Row:
+    """Tokens a second, and the ratio to the baseline's on the same questions. against: the name of
+    the baseline."""
+    rates = {id(run.question): run.rate for run in baseline}
+    pairs = [(run.rate, rates[id(run.question)]) for run in runs if id(run.question) in rates]
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    return row(name, ours, "tokens/s", against, theirs)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from medusa_chat.bench.harness.hf_baseline import DTYPES
+from medusa_chat.bench.hf_baseline import DTYPES
 from medusa_chat.checkpoints.devices import choose_device, choose_precision
 from medusa_chat.checkpoints.keeping import rounding
 from medusa_chat.checkpoints.loaded_model import LoadedModel

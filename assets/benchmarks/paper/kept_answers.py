@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paper_context import PaperContext
 from torch import Tensor
 
 from medusa_chat import paths
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.hf_baseline import DTYPES, read_baseline
+from medusa_chat.bench.hf_baseline import DTYPES, read_baseline
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
@@ -35,7 +35,7 @@ LENGTH = 512  # tokens of an example at most
 class KeptAnswers:
     """learnt, held_out: answers to learn from and to measure on, none in both."""
 
-    context: BenchContext
+    context: PaperContext
     learnt: tuple[Example, ...]
     held_out: tuple[Example, ...]
 
@@ -54,7 +54,7 @@ class KeptAnswers:
         return found
 
 
-def read_kept(context: BenchContext) -> KeptAnswers:
+def read_kept(context: PaperContext) -> KeptAnswers:
     """Some answers of --data, or of our own conversations, drawn with seed 0. Raises UsageError for
     fewer than four, and for a quantised backbone."""
     if context.loaded.info.precision not in DTYPES:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -10,13 +10,10 @@ from typing import Any
 import torch
 import transformers
 
-from medusa_chat.bench.harness.report_data import Report
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.auto_tree import source_tree
 from medusa_chat.trees.presets import load_tree
@@ -36,12 +33,9 @@ PROMPTS = (
 class BenchContext:
     """One loaded model and how it is measured. budget: seconds of a study for one figure.
     prompts: a file of questions; questions: how many of them, evenly spread, None: all. nodes: of
-    the tree that studies of the paper decode with; None: as many as the tuner chose. draft: the
-    folder of a draft model for assisted generation. data: conversations for the studies that train.
-    reference: a checkout of the paper's own code. medusa_2: a checkpoint of `train --method
-    medusa-2` for the ladder. llama_cpp, vllm: Python of their environments; vllm_heads: a
-    checkpoint whose heads vLLM can read. settings: acceptance and temperature of the report's
-    answers; report: where these are kept."""
+    the tree; None: as many as the tuner chose. draft: the folder of a draft model for assisted
+    generation. llama_cpp, vllm: Python of their environments; vllm_heads: a checkpoint whose heads
+    vLLM can read."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -54,14 +48,9 @@ class BenchContext:
     questions: int | None = None
     nodes: int | None = None
     draft: Path | None = None
-    data: Path | None = None
-    reference: Path | None = None
-    medusa_2: Path | None = None
     llama_cpp: Path | None = None
     vllm: Path | None = None
     vllm_heads: Path | None = None
-    settings: GenerationSettings = field(default_factory=GenerationSettings)
-    report: Report | None = None
 
     @property
     def command(self) -> str:
@@ -102,15 +91,6 @@ def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedM
         loaded = model
     assert loaded is not None
     return loaded
-
-
-def with_checkpoint(context: BenchContext, checkpoint: Path) -> BenchContext:
-    """The same options for another checkpoint. Raises UsageError for one without heads."""
-    wanted = replace(context.request, checkpoint=str(checkpoint), backbone=None)
-    loaded = read_model(wanted, context.progress)
-    if not loaded.info.heads:
-        raise UsageError(f"{checkpoint} has no Medusa heads: give a checkpoint that has")
-    return replace(context, request=wanted, loaded=loaded)
 
 
 def machine(context: BenchContext, prompts: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import transformers  # noqa: F401
 
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.rows import Row, row, unmeasured
+from medusa_chat.bench.context import BenchContext
+from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.decoding.settings import GenerationSettings

@@ -1,45 +1,11 @@
-"""Question, Run and Report: timed answers, and the paper's figures of them."""
+"""Report: the answers of the study "report", and the paper's figures of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
 
+from medusa_chat.bench.answers import Run, mean_step, rate
 from medusa_chat.decoding.settings import GenerationSettings
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt as token ids, and its category, "" where the file names none."""
-
-    ids: list[int]
-    category: str
-
-
-@dataclass(frozen=True)
-class Run:
-    """One timed answer. tokens: ids. steps: passes of the backbone after the prefill. stepped:
-    tokens that the steps gave, an end token included. seconds: of the steps."""
-
-    question: Question
-    tokens: tuple[int, ...]
-    steps: int
-    stepped: float
-    seconds: float
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether there was a step: an answer may end with the prefill's token."""
-        return self.steps > 0 and self.seconds > 0
-
-    @property
-    def per_step(self) -> float:
-        """Tokens a step, the acceleration rate of this answer."""
-        return self.stepped / self.steps
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of decoding."""
-        return self.stepped / self.seconds
 
 
 @dataclass(frozen=True)
@@ -92,13 +58,3 @@ class Report:
     source: str = ""
     settings: GenerationSettings = field(default_factory=GenerationSettings)
     answered: list[Answered] = field(default_factory=list)
-
-
-def mean_step(runs: Sequence[Run]) -> float:
-    """Seconds of a step of all answers together."""
-    return fsum(run.seconds for run in runs) / sum(run.steps for run in runs)
-
-
-def rate(runs: Sequence[Run]) -> float:
-    """Tokens a second of all answers together."""
-    return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)

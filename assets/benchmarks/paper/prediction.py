@@ -8,18 +8,21 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
-from medusa_chat.bench.harness.answers import (
+from figures import GREEDY
+from report_data import Figures
+
+from medusa_chat.bench.answers import (
     AnswerFunction,
+    Question,
+    Run,
     Variant,
     events_of,
     fastest_of_rounds,
     questions,
     run_of,
 )
-from medusa_chat.bench.harness.context import BenchContext
-from medusa_chat.bench.harness.report_data import Figures, Question, Run
-from medusa_chat.bench.harness.rows import Row, row
-from medusa_chat.bench.studies.paper_figures import GREEDY
+from medusa_chat.bench.context import BenchContext
+from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree

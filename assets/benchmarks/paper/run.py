@@ -1,0 +1,140 @@
+"""The paper's studies (Medusa, arXiv 2401.10774), on a checkpoint with heads.
+
+    python assets/benchmarks/paper/run.py STUDY [--checkpoint ID|DIR] [--prompts FILE]
+
+Trees, thresholds, temperatures and categories repeat figures and tables, "report" writes the row of
+Table 1 (--report F.html, --answers F.jsonl for FastChat's judges), "heads" and "two-stage" train
+(--data FILE). `--help` has the rest. What `medusa-chat bench` measures is not here.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from assisted import assisted
+from bar_chart import chart_svg
+from figures import categories, hardware, head_count, ladder, temperatures, thresholds, trees
+from head_shapes import heads
+from host_gaps import host_gaps
+from kept_stages import two_stage
+from paper_context import PaperContext
+from prediction import prediction
+from reference import reference
+from report import model_answers, report
+from report_page import report_html
+from roofline import roofline
+
+from medusa_chat import paths
+from medusa_chat.bench.answers import questions
+from medusa_chat.bench.context import read_model
+from medusa_chat.bench.rows import Row, table
+from medusa_chat.bench.run import result_of
+from medusa_chat.cli.options import named, prepare_process
+from medusa_chat.cli.progress_line import note
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.messages import LoadRequest
+
+STUDIES: dict[str, Callable[[PaperContext], Iterator[Row]]] = {
+    "ladder": ladder,
+    "trees": trees,
+    "thresholds": thresholds,
+    "temperatures": temperatures,
+    "categories": categories,
+    "hardware": hardware,
+    "assisted": assisted,
+    "reference": reference,
+    "head-count": head_count,
+    "heads": heads,
+    "two-stage": two_stage,
+    "report": report,
+    "roofline": roofline,
+    "tuner": prediction,
+    "host": host_gaps,
+}
+WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage", "host")
+FILES = ("prompts", "draft", "data", "reference", "medusa_2")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; each study reads some of them."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("study", choices=STUDIES)
+    for name in ("checkpoint", "backbone", "report", "answers", "model-id", "picture", "output"):
+        made.add_argument(f"--{name}")
+    for name in FILES:
+        made.add_argument(f"--{name.replace('_', '-')}", type=Path)
+    for name in ("questions", "nodes", "max-context"):
+        made.add_argument(f"--{name}", type=int)
+    made.add_argument("--precision", default="auto")
+    made.add_argument("--device", default="auto")
+    made.add_argument("--tree", default="auto")
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--max-new-tokens", type=int, default=128)
+    made.add_argument("--acceptance", default="exact")
+    made.add_argument("--temperature", type=float, default=0.0)
+    made.add_argument("--json", action="store_true")
+    return made
+
+
+def context_of(asked: argparse.Namespace) -> PaperContext:
+    """The loaded checkpoint and what the studies read. Raises MedusaChatError."""
+    settings = GenerationSettings(acceptance=asked.acceptance, temperature=asked.temperature)
+    for name in FILES:
+        path = getattr(asked, name)
+        if path is not None and not path.exists():
+            raise UsageError(f"there is no {path}: check the path")
+    prepare_process(asked.device, precision=asked.precision)
+    checkpoint, backbone = named(asked.checkpoint, asked.backbone)
+    request = LoadRequest(
+        checkpoint, backbone, asked.precision, asked.device, asked.max_context, offline=True
+    )
+    loaded = read_model(request, note)
+    if not loaded.info.heads:
+        raise UsageError(f"{loaded.info.name} has no Medusa heads: give a checkpoint that has")
+    return PaperContext(
+        request,
+        loaded,
+        asked.tree,
+        asked.rounds,
+        asked.max_new_tokens,
+        note,
+        questions=asked.questions,
+        nodes=asked.nodes,
+        settings=settings,
+        **{name: getattr(asked, name) for name in FILES},
+    )
+
+
+def rows_of(study: str, context: PaperContext) -> dict[str, Any]:
+    """The rows of a study, each with the command that measures it, as `bench --json` prints."""
+    command = f"python assets/benchmarks/paper/run.py {study}"
+    rows = [{**row, "command": row["command"] or command} for row in STUDIES[study](context)]
+    count = 0 if study in WITHOUT_PROMPTS else len(questions(context))
+    return result_of(context, len(context.report.answered) or count, rows)
+
+
+def write(file: str | None, text: Callable[[], str]) -> None:
+    if file is not None:
+        paths.write_text(Path(file), text())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    asked = parser().parse_args(arguments)
+    try:
+        context = context_of(asked)
+        result = rows_of(asked.study, context)
+    except MedusaChatError as error:
+        raise SystemExit(str(error)) from error
+    print(json.dumps(result, indent=2) if asked.json else table(result))
+    write(asked.output, lambda: json.dumps(result, indent=2) + "\n")
+    write(asked.picture, lambda: chart_svg(result))
+    write(asked.report, lambda: report_html(result, context.report))
+    name = asked.model_id or f"{Path(context.loaded.info.name).name}-medusa"
+    write(asked.answers, lambda: model_answers(context.report, name))
+
+
+if __name__ == "__main__":
+    main()
