@@ -49,18 +49,15 @@ class LoadRequest(Request["LoadPhase"]):
 class TreeFacts:
     """What the auto tree of a model with heads follows from.
 
-    key: names these heads, for what is kept of them. accuracies[k][i]: the checkpoint's own rank
-    accuracies where is_calibrated, else published ones. choices: the whole tree that auto cuts, in
-    order of value, the root left out; is_personal: it was searched in the user's own chats.
-    measured_on, positions, rates ((nodes, tokens a step)): of the calibration. sizes, lengths,
-    seconds: step times as decoding.costs.StepCosts has them, empty before the tuner ran on `date`.
+    accuracies[k][i]: the checkpoint's own rank accuracies where is_calibrated, else published ones.
+    choices: the whole tree that auto cuts, in order of value, the root left out. measured_on,
+    positions, rates ((nodes, tokens a step)): of the calibration. sizes, lengths, seconds: step
+    times as StepCosts has them, empty before the steps were timed on `date`.
     """
 
-    key: str
     accuracies: tuple[tuple[float, ...], ...]
     choices: tuple[tuple[int, ...], ...]
     is_calibrated: bool
-    is_personal: bool = False
     measured_on: str = ""
     positions: int = 0
     rates: tuple[tuple[int, float], ...] = ()
@@ -68,14 +65,6 @@ class TreeFacts:
     lengths: tuple[int, ...] = ()
     seconds: tuple[tuple[float, ...], ...] = ()
     date: str = ""
-
-
-@dataclass(frozen=True)
-class PersonalTree:
-    """A tree for `--tree auto` instead of the checkpoint's, and the table it was searched with."""
-
-    accuracies: tuple[tuple[float, ...], ...]
-    choices: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -213,9 +213,9 @@ def test_the_page_starts_without_parsing_the_source_of_gradios_components() -> N
 
 
 def test_page_itself_knows_no_torch() -> None:
-    names = ("ui", "hub", "trees.presets", "trees.acceptance_counts", "trees.suggestion")
+    names = ("ui", "hub", "trees.presets")
     runtime = ("session", "job_thread", "scheduler", "requests", "model_lifecycle", "runner")
-    runtime += ("in_process", "worker_process", "compare", "history", "personal_tree")
+    runtime += ("in_process", "worker_process", "compare", "history")
     names += tuple(f"runtime.{name}" for name in runtime)
     for name in names:
         for file in files_of(name):

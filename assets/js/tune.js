@@ -8,14 +8,8 @@ const title = make("h2", "");
 const best = make("p", "tune-strong");
 const slower = make("p", "tune-slower");
 const work = withRole(make("p", "tune-work"), "status");
-const offer = withRole(make("div", "tune-offer"), "status");
-const offerText = make("p", "tune-strong");
-const offerNote = make("p", "tune-words");
-const chats = make("p", "tune-words");
 const actions = make("div", "tune-actions");
 const measure = button("measure", "Measure now", () => trigger("measure"));
-const use = button("use", "Use this tree", () => trigger("use_offer"));
-const back = button("back", "Go back to the stored tree", () => trigger("use_stored"));
 const heat = heatCard();
 const shape = treeCard();
 const tokens = figureBox("Tokens a step");
@@ -36,7 +30,7 @@ function show() {
 
 function drawAll() {
   drawVerdict();
-  part("tables", () => drawHeat(heat, view.tables));
+  part("table", () => drawHeat(heat, view.table));
   drawShape(shape, view.tree);
   drawTokens(view.tokens);
   drawTimes(view.times);
@@ -67,14 +61,7 @@ function drawVerdict() {
   say(work, view.work.text);
   work.classList.toggle("failed", view.work.failed);
   work.hidden = !view.work.text;
-  say(chats, view.chats);
-  offer.hidden = !view.offer;
-  say(offerText, view.offer?.text || "");
-  say(offerNote, view.offer?.note || "");
-  const isBusy = view.work.running;
-  for (const press of [measure, use, back]) press.disabled = isBusy;
-  use.hidden = view.guest || !view.offer;
-  back.hidden = view.guest || !view.tree.personal;
+  measure.disabled = view.work.running;
   measure.hidden = view.guest;
 }
 
@@ -84,7 +71,7 @@ function drawTokens(data) {
   const lines = [
     { name: "expected of the tree searched for each size", points: data.searched },
     { name: "expected of the tree in use, cut to each size", points: data.used },
-    { name: `measured at calibration${view.tree.personal ? ", stored tree" : ""}`, points: data.calibration, dots: true, line: false, says: ([nodes, rate]) => `${nodes} nodes: ${rate.toFixed(2)} tokens a step` },
+    { name: "measured at calibration", points: data.calibration, dots: true, line: false, says: ([nodes, rate]) => `${nodes} nodes: ${rate.toFixed(2)} tokens a step` },
   ];
   const all = lines.flatMap((line) => line.points);
   const most = Math.max(...all.map((p) => p[0]));
@@ -147,9 +134,8 @@ function resize() {
 }
 
 pen.font = `10px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
-offer.append(offerText, offerNote);
-actions.append(use, measure, back);
-verdict.append(title, slower, best, offer, chats, actions, work);
+actions.append(measure);
+verdict.append(title, slower, best, actions, work);
 cards.forEach((card) => (card.hidden = true));
 guest.hidden = true;
 root.replaceChildren(hollow, guest, ...cards);

@@ -172,7 +172,7 @@ def _loaded_model(
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
         notes=tuple(parts.notes),
         estimated_bytes=estimate.held if estimate else 0,
-        tree_facts=tree_facts(found.name, parts.parameters, heads, calibration, tuned),
+        tree_facts=tree_facts(heads, calibration, tuned),
     )
     texts = TokenTexts(parts.tokenizer)
     loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, usual, tuned=tuned)

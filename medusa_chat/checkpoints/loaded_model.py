@@ -33,7 +33,6 @@ class LoadedModel:
     info: ModelInfo
     usual: tuple[int, str]  # nodes of its auto tree until it is tuned, and why (usual_nodes.py)
     said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
-    stored: Calibration | None = None  # the checkpoint's own, while a personal tree stands above it
     tuned: Tuning | None = None
     budgets: dict[str, DraftBudget] = field(default_factory=dict)  # by drafter; they learn
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked

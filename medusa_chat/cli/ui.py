@@ -3,6 +3,7 @@
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -46,6 +47,7 @@ class Ui(LoadOptions, UiOptions):
         """Load the model and serve the page until Ctrl-C. Returns the exit code."""
         request = self.load_request()
         login = parse_auth(self.auth)
+        _tell_of_old_trees(paths.data_dir() / "trees")
         with ExitStack() as stack:
             session = stack.enter_context(closing(Session(WorkerProcess(), tunes=True)))
             load = session.submit(request)  # the worker loads while gradio is imported
@@ -64,6 +66,12 @@ class Ui(LoadOptions, UiOptions):
             )
             code: int = launch(session, options)
             return code
+
+
+def _tell_of_old_trees(folder: Path) -> None:
+    """Say that trees which 0.2.0 kept for a user's chats are not read any more."""
+    if folder.is_dir() and any(folder.glob("*.json")):
+        note(f"{folder} is not read any more: every step chooses its own tree; delete the folder")
 
 
 def _tell_failure(load: Ticket[Any]) -> None:

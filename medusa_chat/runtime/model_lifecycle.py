@@ -4,7 +4,7 @@ How it is loaded, what the page shows of it, what is left after a load that fail
 is loaded again when its process ended by itself."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ from medusa_chat.messages import (
     Request,
     V,
 )
-from medusa_chat.runtime.requests import MeasureMemory, Tune, UseTree
+from medusa_chat.runtime.requests import MeasureMemory, Tune
 from medusa_chat.runtime.runner import Runner, WorkerGone
 
 MAX_CRASHES = 3  # of the worker in a row: then restarting is left to the user
@@ -60,7 +60,6 @@ class ModelLifecycle:
         self.requested: LoadRequest | None = None
         self.loaded: LoadRequest | None = None
         self.memory: DeviceMemory | None = None
-        self.on_model: Callable[[ModelInfo], None] | None = None
         self.is_untuned = False
         self._present: tuple[LoadRequest, ModelInfo] | None = None  # the model in the worker
         self._abandoned: LoadRequest | None = None  # a load that ended the worker too often
@@ -72,8 +71,8 @@ class ModelLifecycle:
         match request:
             case LoadRequest():
                 return self._load(request)
-            case Tune() | UseTree():
-                return self._change_tree(request)
+            case Tune():
+                return self._tune(request)
             case MeasureMemory():
                 return self._measure_memory(request)
         return self.runner.run(request)
@@ -101,18 +100,15 @@ class ModelLifecycle:
             self._present = request, phase.model
             self.state = ModelState("ready", model=phase.model)
             self.loaded, self.is_untuned = request, True
-            if self.on_model is not None:
-                self.on_model(phase.model)
             return
         if phase.name not in BEFORE_READING:
             self._present = None
         told = (phase.done, phase.total, phase.rate, phase.note)
         self.state = ModelState("loading", phase.name, why, None, *told)
 
-    def _change_tree(self, request: Tune | UseTree) -> Iterator[ModelInfo]:
+    def _tune(self, request: Tune) -> Iterator[ModelInfo]:
         for model in self.runner.run(request):
-            if isinstance(request, Tune):
-                self.is_untuned = False
+            self.is_untuned = False
             if self.state.status == "ready":
                 self.state = replace(self.state, model=model)
             if self._present is not None:

@@ -13,7 +13,6 @@ from medusa_chat.messages import (
     LoadPhase,
     LoadRequest,
     ModelInfo,
-    PersonalTree,
     Prompt,
     Request,
 )
@@ -35,14 +34,6 @@ class Tune(Request[ModelInfo]):
     back, or nothing when the timing was stopped. again: also where the times are known."""
 
     again: bool = True
-
-
-@dataclass(frozen=True)
-class UseTree(Request[ModelInfo]):
-    """Put another tree behind `--tree auto`, None for the checkpoint's own again. Answers asked
-    for from then on follow it; the model with that tree comes back."""
-
-    tree: PersonalTree | None
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from medusa_chat.decoding.draft import PromptLookup
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import UsageError
-from medusa_chat.messages import ModelInfo, PersonalTree, TreeFacts
+from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.step_profiler import Clock, time_steps
 from medusa_chat.trees.auto_tree import candidates, rank_accuracies, source_tree, tree_facts
-from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.tuning_store import Tuning, write
 
@@ -78,41 +76,9 @@ def _choose_tree(loaded: LoadedModel) -> None:
     loaded.trees.clear()
     tree, why = loaded.auto_tree()
     loaded.budgets.clear()
-    loaded.info = replace(loaded.info, nodes=len(tree), tree_reason=why, tree_facts=_facts(loaded))
-
-
-def use_tree(loaded: LoadedModel, personal: PersonalTree | None) -> ModelInfo:
-    """Cut the auto tree from a personal one, or from the checkpoint's own again (None); the model
-    as it is then.
-
-    Answers that begin from now on follow it. Raises UsageError for a tree the heads cannot draft.
-    """
     info = loaded.info
-    stored = loaded.stored if _is_personal(loaded.calibration) else loaded.calibration
-    calibration = stored
-    if personal is not None:
-        tree = Tree.from_choices(personal.choices)
-        if not 1 <= tree.depth <= min(info.heads, len(personal.accuracies)):
-            raise UsageError(
-                f"the tree is {tree.depth} deep and {info.name} has {info.heads} heads: give a "
-                "tree that is no deeper"
-            )
-        calibration = Calibration(personal.accuracies, tree, is_personal=True)
-    loaded.stored, loaded.calibration = stored, calibration
-    _choose_tree(loaded)
-    return loaded.info
-
-
-def _is_personal(calibration: Calibration | None) -> bool:
-    return calibration is not None and calibration.is_personal
-
-
-def _facts(loaded: LoadedModel) -> TreeFacts | None:
-    info = loaded.info
-    stored = loaded.stored if _is_personal(loaded.calibration) else None
-    return tree_facts(
-        info.name, info.parameters, info.heads, loaded.calibration, loaded.tuned, stored
-    )
+    facts = tree_facts(info.heads, loaded.calibration, loaded.tuned)
+    loaded.info = replace(info, nodes=len(tree), tree_reason=why, tree_facts=facts)
 
 
 def draft_budget(loaded: LoadedModel, drafter: str) -> DraftBudget | None:

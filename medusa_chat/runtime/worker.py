@@ -23,8 +23,8 @@ from medusa_chat.messages import (
     Request,
 )
 from medusa_chat.runtime.reply import reply
-from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
-from medusa_chat.runtime.tuner import tune_unless_known, use_tree
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
+from medusa_chat.runtime.tuner import tune_unless_known
 
 
 class Worker:
@@ -48,8 +48,6 @@ class Worker:
                 yield peek(self.require(), request)
             case Tune(again):
                 yield from tune_unless_known(self.require(), should_stop, again)
-            case UseTree(tree):
-                yield use_tree(self.require(), tree)
             case MeasureMemory(device):
                 yield self.measure_memory(device)
             case _:

@@ -1,7 +1,5 @@
 """What `--tree auto` means for a model: which tree, cut to how many nodes, and why."""
 
-import hashlib
-import json
 from typing import TYPE_CHECKING
 
 from medusa_chat.decoding.tree import Tree
@@ -32,7 +30,7 @@ def auto_tree(
     the tuner's measured costs, and before the tuner ran to the `usual` nodes for their reason.
     Raises UsageError for more nodes than the tree has.
     """
-    origin = calibration.origin if calibration else "the published mc_sim_7b_63"
+    origin = "the checkpoint's calibrated tree" if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
     if nodes is not None and nodes > len(source):
         raise UsageError(
@@ -84,32 +82,19 @@ def rank_accuracies(calibration: Calibration | None) -> Accuracies:
 
 
 def tree_facts(
-    name: str,
-    parameters: int,
-    heads: int,
-    calibration: Calibration | None,
-    tuned: Tuning | None,
-    stored: Calibration | None = None,
+    heads: int, calibration: Calibration | None, tuned: Tuning | None
 ) -> TreeFacts | None:
-    """What the auto tree follows from, for the page; None without heads.
-
-    stored: the checkpoint's own calibration where `calibration` is a personal tree's.
-    """
+    """What the auto tree follows from, for the page; None without heads."""
     if not heads:
         return None
-    own = stored or (None if calibration and calibration.is_personal else calibration)
-    accuracies = tuple(tuple(row) for row in rank_accuracies(own)[:heads])
-    words = json.dumps([name, parameters, heads, accuracies])
     costs = tuned.costs if tuned else None
     return TreeFacts(
-        key=hashlib.sha256(words.encode()).hexdigest()[:24],
-        accuracies=accuracies,
+        accuracies=tuple(tuple(row) for row in rank_accuracies(calibration)[:heads]),
         choices=source_tree(calibration, heads).choices[1:],
-        is_calibrated=own is not None,
-        is_personal=calibration is not None and calibration.is_personal,
-        measured_on=own.measured_on if own else "",
-        positions=own.positions if own else 0,
-        rates=own.rates if own else (),
+        is_calibrated=calibration is not None,
+        measured_on=calibration.measured_on if calibration else "",
+        positions=calibration.positions if calibration else 0,
+        rates=calibration.rates if calibration else (),
         sizes=costs.sizes if costs else (),
         lengths=costs.lengths if costs else (),
         seconds=costs.seconds if costs else (),

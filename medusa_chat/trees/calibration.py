@@ -25,8 +25,8 @@ class Calibration:
     searched from them, in order of value.
 
     measured_on, positions: of how many places of what, as far as it is said. rates: (nodes, tokens
-    a step) that the tree gave there. is_personal: counted in the user's own chats. shortlist: the
-    tokens that drafts are taken from, where not from all.
+    a step) that the tree gave there. shortlist: the tokens that drafts are taken from, where not
+    from all.
     """
 
     accuracies: tuple[tuple[float, ...], ...]
@@ -34,13 +34,7 @@ class Calibration:
     measured_on: str = ""
     positions: int = 0
     rates: tuple[tuple[int, float], ...] = ()
-    is_personal: bool = False
     shortlist: tuple[int, ...] = ()
-
-    @property
-    def origin(self) -> str:
-        """The origin of the tree, in words."""
-        return "your personal tree" if self.is_personal else "the checkpoint's calibrated tree"
 
     def shortlist_of(self, vocabulary: int) -> tuple[tuple[int, ...], list[str]]:
         """The shortlist for a backbone of so many tokens; empty where it is of no use there, and a

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import gradio as gr
 
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.personal_tree import PersonalTrees
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.chat.controller import ChatController
@@ -32,10 +31,5 @@ def build_app(
             with gr.Tab("Models", id="models", elem_id="models-tab"):
                 build_models(session)
             with gr.Tab("Tune", id="tune", elem_id="tune-tab"):
-                folder = history.file.parent / "trees" if history else None
-                personal = PersonalTrees(session, folder)
-                build_tune(session, personal)
-                controller.sessions.learn = lambda answer: personal.count_in_background(
-                    answer.prefilled, answer.steps
-                )
+                build_tune(session)
     return blocks, controller

@@ -18,11 +18,10 @@ from medusa_chat.decoding.continuation import Continuation, Guess
 from medusa_chat.decoding.draft import PromptLookup, with_chain
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import merge
-from medusa_chat.decoding.events import Prefilled, Step
+from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.runtime.trace_line import from_json, to_json
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
 from medusa_chat.trees.shapes import chain
 
 FREE = Allowance(64, "")
@@ -398,23 +397,6 @@ def test_nodes_are_never_more_than_were_asked_for():
         drafter = drafter_of(engine, None, tree=tree)
         steps = steps_of(decode(engine, prompt, drafter, max_new_tokens=40))
         assert max(step.nodes for step in steps) <= len(tree)
-
-
-def test_heads_are_counted_by_what_they_proposed_alone():
-    engine = engine_of(tiny("llama"))
-    prompt = repeating(engine) * 2
-    settings = GenerationSettings(drafter="auto", seed=0, nodes=4, max_new_tokens=40)
-    drafter = engine.drafter(settings, TREE.head(4), Tuned())
-    first, *steps, _ = engine.generate(prompt, drafter, settings)
-    assert isinstance(first, Prefilled)
-    tally = AcceptanceCounts()
-    tally.add_answer(first, steps, 3)
-    drafts = [step.draft for step in steps]
-    by_heads = [d for d in drafts if d.guesses or (len(d.tokens) > 1 and not d.sources)]
-    assert tally.steps == len(by_heads)
-    for step in steps:
-        if step.draft.sources and not step.draft.guesses:
-            assert not any(drafted_ranks(step.draft, 3))
 
 
 @pytest.mark.parametrize("fault", [math.nan, math.inf])

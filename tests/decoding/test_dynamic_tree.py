@@ -21,7 +21,6 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.runtime.step_profiler import SIZES
 from medusa_chat.runtime.trace_line import from_json, to_json
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts, drafted_ranks
 from medusa_chat.trees.shapes import chain
 
 CANDIDATES = Tree.from_choices(
@@ -138,28 +137,20 @@ def test_the_trace_keeps_what_every_head_guessed(library):
     for step in steps:
         draft = step.draft
         assert from_json(to_json(step)) == step
-        ranks = drafted_ranks(draft, 3)
         depths = [0]
         for node, parent in enumerate(draft.parents[1:], start=1):
             depths.append(depths[parent] + 1)
             guesses = draft.guesses[depths[node] - 1]
             assert guesses[draft.ranks[node]] == draft.tokens[node]
-            assert ranks[depths[node] - 1][draft.tokens[node]] == draft.ranks[node]
         assert len(draft.guesses) == CANDIDATES.depth
 
 
-def test_heads_are_judged_by_all_they_guessed_not_by_what_they_were_sure_of(library):
-    """Only sure guesses are drafted: counting those alone would flatter the heads."""
+def test_a_step_records_all_that_the_heads_guessed_not_what_they_were_sure_of(library):
     engine, budget = native_engine("llama", library), Always()
     asked = GenerationSettings(drafter="medusa", seed=0, max_new_tokens=60)
     drafter = engine.drafter(asked, TREE.head(4), budget)
-    first, *steps, _ = engine.generate(PROMPT, drafter, asked)
+    _, *steps, _ = engine.generate(PROMPT, drafter, asked)
     assert all(len(step.draft.guesses) == CANDIDATES.depth for step in steps)
-    counts = AcceptanceCounts()
-    assert counts.add_answer(first, steps, 3) and counts.steps == len(steps)
-    assert {count[1] for count in counts.ranks.values()} <= {
-        len(steps) - n for n in range(CANDIDATES.depth)
-    }
 
 
 def test_guesses_are_of_the_shortlist(library):

@@ -9,7 +9,7 @@ from itertools import groupby
 import pytest
 import torch
 from support.checkpoints import write_checkpoint
-from support.step_costs import ACCURACIES, EXPECTED, TREE, costs_of
+from support.step_costs import EXPECTED, TREE, costs_of
 from support.waiting import wait_for
 
 from medusa_chat.checkpoints.load import load
@@ -19,13 +19,13 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime import job_thread, tuner
 from medusa_chat.runtime.reply import reply, resolve
-from medusa_chat.runtime.requests import Reply, Tune, UseTree
+from medusa_chat.runtime.requests import Reply, Tune
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.step_profiler import SIZES, SLOW, time_steps, warm_ups
-from medusa_chat.runtime.tuner import tune, tune_unless_known, use_tree
+from medusa_chat.runtime.tuner import tune, tune_unless_known
 from medusa_chat.trees import tuning_store
 from medusa_chat.trees.auto_tree import auto_tree, candidates, expected_tokens, source_tree
 from medusa_chat.trees.pick import pick
@@ -491,46 +491,6 @@ def test_a_session_that_was_not_asked_to_never_tunes(session_of, monkeypatch):
     assert job_thread.IDLE_SECONDS not in limits and runner.calls == 0
 
 
-# A personal tree.
-
-
-def test_a_personal_tree_stands_behind_auto_until_it_is_given_back(monkeypatch, loaded):
-    clock = Clock(monkeypatch, costs_of(0.02))
-    monkeypatch.setattr(tuner, "tune", lambda m: tune(m, BRIEF, clock))
-    list(tune_unless_known(loaded, lambda: False))
-    before, stored = loaded.info, tuner.draft_budget(loaded, "auto").candidates
-    mine = PersonalTree(ACCURACIES, ((1,), (0,), (1, 2), (1, 2, 3)))
-    info = use_tree(loaded, mine)
-    assert info.tree_facts.is_personal and info.tree_facts.choices == mine.choices
-    assert info.tree_reason.startswith("your personal tree, ")
-    assert info.tree_facts.accuracies == before.tree_facts.accuracies, "the checkpoint's stay"
-    assert info.tree_facts.key == before.tree_facts.key
-    assert tuner.draft_budget(loaded, "auto").candidates.choices[1] == (1,) != stored.choices[1]
-    tree = resolve(loaded, GenerationSettings())[1].tree
-    assert tree.choices[1:] == mine.choices[: len(tree) - 1] and tree.choices[1] == (1,)
-    list(tune_unless_known(loaded, lambda: False, again=True))
-    assert loaded.info.tree_facts.is_personal, "timing the steps anew keeps it"
-    use_tree(loaded, None)
-    assert loaded.info.tree_facts.choices == before.tree_facts.choices
-    assert not loaded.info.tree_facts.is_personal
-
-
-def test_a_personal_tree_gives_the_same_text(loaded):
-    """Exact acceptance: the tree decides the speed alone."""
-    settings = GenerationSettings(max_new_tokens=24, seed=1, temperature=0.8)
-    one = list(reply(loaded, Reply("some text", settings)))[-1].token_ids
-    use_tree(loaded, PersonalTree(ACCURACIES, ((2,), (2, 0))))
-    assert list(reply(loaded, Reply("some text", settings)))[-1].token_ids == one
-    use_tree(loaded, None)
-
-
-@pytest.mark.parametrize("choices", [((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)), (), ((0, 0),)])
-def test_a_personal_tree_the_heads_cannot_draft_is_refused(loaded, choices):
-    with pytest.raises(UsageError):
-        use_tree(loaded, PersonalTree(ACCURACIES, choices))
-    assert not loaded.info.tree_facts.is_personal
-
-
 def test_timing_again_measures_again(monkeypatch, loaded):
     list(tuner.tune(loaded, BRIEF, Clock(monkeypatch, costs_of(0.02))))
     clock = Clock(monkeypatch, costs_of(0.02))
@@ -539,11 +499,3 @@ def test_timing_again_measures_again(monkeypatch, loaded):
     assert (
         list(tune_unless_known(loaded, lambda: False, again=True)) == [loaded.info] and clock.steps
     )
-
-
-def test_a_wish_for_a_tree_waits_behind_an_answer_and_tells_what_came_of_it(session_of):
-    session = session_of(Tuned(holds=0))
-    job = session.submit(Reply("hello", GenerationSettings()))
-    wish = session.submit(UseTree(None))
-    assert wish.done.wait(240) and job.done.is_set() and not wish.error
-    assert wish.result is session.state.model

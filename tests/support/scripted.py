@@ -26,13 +26,12 @@ from medusa_chat.messages import (
     ModelInfo,
     Peek,
     PeekRequest,
-    PersonalTree,
     Prompt,
     Ranked,
     Request,
     TreeFacts,
 )
-from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune, UseTree
+from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
 from medusa_chat.trees.shapes import chain
 
 WORDS = (
@@ -95,8 +94,6 @@ class ScriptedRunner:
     is_timed: bool = False
     plain_share: float = 0.8
     node_cost: float = 0.02  # of a plain step's time, for each node more
-    chosen: Tree | None = None
-    trees: list[PersonalTree | None] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, request: Request[Any]) -> Iterator[Any]:
@@ -112,10 +109,6 @@ class ScriptedRunner:
                 self.is_timed = True
                 why = "24 nodes, by step times measured here"
                 yield replace(self.model, nodes=24, tree_reason=why)
-            case UseTree(personal):
-                self.chosen = Tree.from_choices(personal.choices) if personal else None
-                self.trees.append(personal)
-                yield self.model
             case MeasureMemory():
                 yield DeviceMemory("cpu", 8 * 10**9, 16 * 10**9)
 
@@ -145,16 +138,14 @@ class ScriptedRunner:
 
     @property
     def facts(self) -> TreeFacts:
-        """Step times once they are asked for; the tree that was chosen, else the script's own."""
+        """Step times once they are asked for."""
         table = tuple(tuple(a * 0.85**head for a in ACCURACY) for head in range(4))
         sizes = (1, 4, 8, 16, 24) if self.is_timed else ()
         rows = (tuple(0.01 * (1 + self.node_cost * (n - 1)) for n in sizes),)
         return TreeFacts(
-            key="scripted",
             accuracies=table,
-            choices=(self.chosen or best_tree(24)).choices[1:],
+            choices=best_tree(24).choices[1:],
             is_calibrated=True,
-            is_personal=self.chosen is not None,
             measured_on="12 answers to secret-file.jsonl",
             positions=3456,
             rates=((1, 1.0), (8, 2.1), (16, 2.4)),

@@ -8,7 +8,6 @@ import pytest
 from support.scripted import ScriptedRunner
 from support.training_events import step
 
-from medusa_chat.runtime.personal_tree import PersonalTrees
 from medusa_chat.runtime.session import Session
 from medusa_chat.training import run_log
 from medusa_chat.training.run_log import RunLog, latest, read, runs_folder
@@ -117,7 +116,7 @@ def test_a_disk_that_cannot_be_written_does_not_stop_a_training(tmp_path, monkey
 
 
 def test_the_owner_may_stop_it_and_a_guest_may_not(tmp_path):
-    controller = TuneController(session := Session(ScriptedRunner()), PersonalTrees(session))
+    controller = TuneController(Session(ScriptedRunner()))
     log = log_of(2, tmp_path)
     shown = json.loads(controller.halt(["", ""], VISITOR)[1])
     assert not log.wants_stop() and not shown["stoppable"] and "secret" not in json.dumps(shown)

@@ -2,23 +2,18 @@
 
 import json
 import math
-import random
 from types import SimpleNamespace
 
 import pytest
-from support.counting import answer, counted, prefilled
-from support.scripted import ScriptedRunner, best_tree
+from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
-from medusa_chat.runtime.personal_tree import PersonalTrees, StoredCounts
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts
-from medusa_chat.trees.shapes import cartesian
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.tune.roofline import roof_view, setting_of
 from medusa_chat.ui.tune.tab import FIRST, TuneController
@@ -32,9 +27,8 @@ def runner_of(**more) -> ScriptedRunner:
     return ScriptedRunner(delay=0, prefill=0, steps=40, **more)
 
 
-def view_of(runner: ScriptedRunner, counts: AcceptanceCounts | None = None, **more) -> dict:
-    state = ModelState("ready", model=runner.model)
-    return tune_view(state, StoredCounts(counts or AcceptanceCounts()), None, **more)
+def view_of(runner: ScriptedRunner) -> dict:
+    return tune_view(ModelState("ready", model=runner.model))
 
 
 # ---- what is shown ----
@@ -42,31 +36,23 @@ def view_of(runner: ScriptedRunner, counts: AcceptanceCounts | None = None, **mo
 
 @pytest.mark.parametrize("status", ["empty", "loading", "failed"])
 def test_without_a_model_it_says_what_to_do(status):
-    view = tune_view(ModelState(status), None, None)
-    assert view["text"] and "tables" not in view
+    view = tune_view(ModelState(status))
+    assert view["text"] and "table" not in view
 
 
 def test_a_model_without_heads_is_told_how_to_get_them():
     from dataclasses import replace
 
     model = replace(runner_of().model, tree_facts=None, heads=0)
-    view = tune_view(ModelState("ready", model=model), None, None)
+    view = tune_view(ModelState("ready", model=model))
     assert "no Medusa heads" in view["text"] and "medusa-chat train" in view["text"]
 
 
 def test_accuracies_have_a_row_per_head_and_say_where_they_are_from():
-    (table,) = view_of(runner_of())["tables"]
+    table = view_of(runner_of())["table"]
     assert len(table["rows"]) == 4 and {len(row) for row in table["rows"]} == {10}
     assert table["rows"][0][0] == 0.62
     assert table["note"].startswith("12 answers to secret-file.jsonl, 3,456 positions")
-
-
-def test_what_was_counted_stands_beside_with_how_often_it_was_asked():
-    counts = counted(best_tree(8, 3), answers=4, steps=10)
-    stored, chats = view_of(runner_of(), counts)["tables"]
-    assert chats["asked"][0][0] == 40 and chats["asked"][3] == [0] * 10
-    assert chats["rows"][3] == stored["rows"][3] and chats["rows"][0] != stored["rows"][0]
-    assert "40 steps of 4 answers" in chats["note"]
 
 
 def test_the_tree_in_use_is_cut_and_its_paths_are_worth_products():
@@ -113,7 +99,7 @@ def test_a_guest_sees_no_file_names_and_is_known_as_one():
     from dataclasses import replace
 
     model = replace(runner_of().model, name="/home/me/secret/model")
-    view = tune_view(ModelState("ready", model=model), StoredCounts(), None, is_guest=True)
+    view = tune_view(ModelState("ready", model=model), is_guest=True)
     assert view["guest"] and "secret" not in json.dumps(view)
 
 
@@ -125,25 +111,13 @@ def controller():
     session = Session(runner_of())
     session.submit(LoadRequest())
     assert session.submit(Reply("x", GenerationSettings(max_new_tokens=2))).done.wait(240)
-    yield TuneController(session, PersonalTrees(session))
+    yield TuneController(session)
     session.close()
 
 
 def ended(controller: TuneController) -> dict:
     assert controller._asked is not None and controller._asked.done.wait(240)
     return controller.view()
-
-
-def poor_chats(controller: TuneController) -> None:
-    """A poor tree is in use, and chats were counted that show a better one."""
-    wide = cartesian(4, 1)
-    controller.session.runner.nodes = len(wide)
-    accuracies = controller.session.runner.facts.accuracies
-    controller.personal.use(PersonalTree(accuracies, wide.choices[1:])).done.wait(240)
-    counts = controller.personal.of(controller.session.state.model.tree_facts).counts
-    dice = random.Random(0)
-    for _ in range(40):
-        counts.add_answer(prefilled(), answer(dice, wide, 40), 3)
 
 
 def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monkeypatch):
@@ -167,34 +141,9 @@ def test_a_look_sends_only_what_has_changed(controller):
     assert controller.refresh(seen, OWNER) == ({"__type__": "update"},) * 2
 
 
-def test_a_better_tree_is_offered_used_and_given_back(controller):
-    poor_chats(controller)
-    offer = controller.view()["offer"]
-    assert offer["text"].startswith("A better tree for your chats: expected ")
-    controller.use_offer(["", ""], OWNER)
-    view = ended(controller)
-    assert view["work"]["text"] == "Your personal tree is used from the next answer on."
-    assert view["tree"]["personal"] and controller.session.runner.trees[-1] is not None
-    controller.use_stored(["", ""], OWNER)
-    view = ended(controller)
-    assert not view["tree"]["personal"] and controller.session.runner.trees[-1] is None
-
-
 def test_a_guest_changes_nothing(controller):
-    poor_chats(controller)
-    asked, trees = controller._asked, list(controller.session.runner.trees)
-    for event in (controller.measure, controller.use_offer, controller.use_stored):
-        assert json.loads(event(["", ""], VISITOR)[0])["guest"]
-    assert controller._asked is asked and controller.session.runner.trees == trees
-
-
-def test_without_an_offer_or_a_model_nothing_is_done(controller):
-    controller.use_offer(["", ""], OWNER)
-    assert controller._asked is None
-    empty = Session(runner_of())
-    bare = TuneController(empty, PersonalTrees(empty))
-    assert "No model is loaded" in json.loads(bare.use_stored(["", ""], OWNER)[0])["text"]
-    assert bare._asked is None
+    assert json.loads(controller.measure(["", ""], VISITOR)[0])["guest"]
+    assert controller._asked is None and not controller.session.runner.is_timed
 
 
 def test_a_measurement_that_fails_says_why(controller, monkeypatch):

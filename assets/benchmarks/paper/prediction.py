@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
+from acceptance_counts import AcceptanceCounts
 from figures import GREEDY
 from report_data import Figures
 
@@ -27,7 +28,6 @@ from medusa_chat.decoding.events import Prefilled, Step
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.runtime.tuner import tune
-from medusa_chat.trees.acceptance_counts import AcceptanceCounts
 from medusa_chat.trees.auto_tree import rank_accuracies
 from medusa_chat.trees.expected_length import expected_lengths
 

@@ -43,7 +43,6 @@ class SessionStore:
         self.session = session
         self.history = history
         self.steps = steps
-        self.learn: Callable[[Answer], None] = lambda answer: None  # from the owner's chats
         self._ended = ended
         self._number = itertools.count(1).__next__
         self._sessions: dict[tuple[str, str], ChatSession] = {}
@@ -202,8 +201,6 @@ class SessionStore:
         """Keep an answer that is over: its steps in memory and, of the owner, on disk."""
         self._ended(answer)
         message = chat.transcript.message_of(answer)
-        if answer.is_kept:
-            self.learn(answer)
         if self.steps and answer.is_kept and answer.steps and message:
             saved = (chat.id, message, answer.events)
             threading.Thread(target=self.steps.save, args=saved).start()

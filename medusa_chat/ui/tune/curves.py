@@ -7,17 +7,17 @@ from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
 from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import Accuracies, expected_lengths
+from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.trees.pick import Pick, pick, plain_wins
 from medusa_chat.ui.page.tree_view import short
 
 MOST_NODES = 128  # of the curve of searched trees
 
 
-def token_curves(facts: TreeFacts, used: Accuracies) -> dict[str, Any]:
+def token_curves(facts: TreeFacts) -> dict[str, Any]:
     """Tokens a step: expected of the tree in use and of the tree searched for each size, by the
     table; measured at calibration, where it was."""
-    table = [list(row) for row in used]
+    table = [list(row) for row in facts.accuracies]
     searched = expected_lengths(search_tree(table, MOST_NODES), table)
     tree = Tree.from_choices(facts.choices)
     return {
@@ -38,13 +38,11 @@ def times_view(costs: StepCosts | None, date: str) -> dict[str, Any] | None:
     return {"nodes": list(costs.sizes), "lines": lines, "date": date[:10]}
 
 
-def speedup_view(
-    facts: TreeFacts, used: Accuracies, costs: StepCosts | None
-) -> dict[str, Any] | None:
+def speedup_view(facts: TreeFacts, costs: StepCosts | None) -> dict[str, Any] | None:
     """Predicted speedup of the tree in use over plain decoding, cut to each number of nodes."""
     if costs is None:
         return None
-    expected = expected_lengths(Tree.from_choices(facts.choices), used)
+    expected = expected_lengths(Tree.from_choices(facts.choices), facts.accuracies)
     sizes = [m for m in costs.sizes if m <= len(expected)]
     lines = []
     for length in costs.lengths:

@@ -1,4 +1,4 @@
-"""The Tune tab: what the heads are worth here, the tree in use, and a better one when there is."""
+"""The Tune tab: what the heads are worth here, the tree in use, and the times of its steps."""
 
 import time
 from typing import Any
@@ -7,8 +7,7 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import ModelInfo
-from medusa_chat.runtime.personal_tree import PersonalTrees
-from medusa_chat.runtime.requests import Tune, UseTree
+from medusa_chat.runtime.requests import Tune
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.hardware import GPUS, SHAPES
@@ -37,9 +36,8 @@ WHOSE = [("the paper's 7B", "paper"), ("this model's", "loaded")]
 class TuneController:
     """The tab's event handlers, shared by all browser tabs. Guests can only look."""
 
-    def __init__(self, session: Session, personal: PersonalTrees) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.personal = personal
         self._asked: Ticket[ModelInfo] | None = None
         self._began = 0.0
         self._run: Run | None = None
@@ -67,15 +65,14 @@ class TuneController:
 
     def measure(self, shown: list[str], request: gr.Request) -> Any:
         """Time the steps anew, behind the answers that were asked for before."""
-        return self._do(shown, request, self._measure)
-
-    def use_offer(self, shown: list[str], request: gr.Request) -> Any:
-        """Use the tree that is offered, from the next answer on."""
-        return self._do(shown, request, self._use_offer)
-
-    def use_stored(self, shown: list[str], request: gr.Request) -> Any:
-        """Go back to the checkpoint's own tree."""
-        return self._do(shown, request, lambda: self.personal.use(None))
+        if is_guest(request):
+            gr.Info(NOT_YOURS)
+        elif self._asked is None or self._asked.done.is_set():  # else a second click on the same
+            try:
+                self._asked, self._began = self.session.submit(Tune()), time.monotonic()
+            except MedusaChatError as error:
+                gr.Info(str(error))
+        return self.refresh(shown, request)
 
     def model(self, *posted: object) -> Any:
         """The hardware model for what was chosen: GPU, size, context, batch, nodes, whose heads."""
@@ -90,12 +87,7 @@ class TuneController:
 
     def view(self, guest: bool = False) -> dict[str, Any]:
         """What the tab shows now."""
-        state = self.session.state
-        model = state.model
-        facts = model.tree_facts if model else None
-        kept = self.personal.of(facts) if facts else None
-        suggestion = self.personal.suggestion(model) if model else None
-        return tune_view(state, kept, suggestion, self._work(), guest)
+        return tune_view(self.session.state, self._work(), guest)
 
     def latest(self) -> Run | None:
         """The training of this user that was begun last."""
@@ -110,54 +102,27 @@ class TuneController:
         table = model.tree_facts.accuracies
         return expected_lengths(search_tree(table, PAPER_NODES), table)[-1]
 
-    def _do(self, shown: list[str], request: gr.Request, act: Any) -> Any:
-        if is_guest(request):
-            gr.Info(NOT_YOURS)
-        else:
-            try:
-                self._ask(act)
-            except MedusaChatError as error:
-                gr.Info(str(error))
-        return self.refresh(shown, request)
-
-    def _ask(self, act: Any) -> None:
-        if self._asked is None or self._asked.done.is_set():  # else a second click on the same
-            self._asked, self._began = act(), time.monotonic()
-
-    def _measure(self) -> Ticket[ModelInfo]:
-        return self.session.submit(Tune())
-
-    def _use_offer(self) -> Ticket[ModelInfo] | None:
-        model = self.session.state.model
-        suggestion = self.personal.suggestion(model) if model else None
-        return self.personal.use(suggestion.tree) if suggestion else None
-
     def _work(self) -> TuneStatus:
         """The result of the last request."""
         asked = self._asked
         if asked is None:
             return TuneStatus()
-        request = asked.request
-        what = "Timing the steps" if isinstance(request, Tune) else "Changing the tree"
         if asked.state == "waiting":
             ahead = self.session.position(asked)
-            return TuneStatus(f"{what}: waiting, {ahead} ahead …" if ahead else f"{what} …", True)
+            where = f": waiting, {ahead} ahead" if ahead else ""
+            return TuneStatus(f"Timing the steps{where} …", True)
         if asked.state == "running":
-            return TuneStatus(f"{what}, {time.monotonic() - self._began:.0f} s …", True)
+            return TuneStatus(f"Timing the steps, {time.monotonic() - self._began:.0f} s …", True)
         if asked.error:
-            return TuneStatus(f"{what} failed: {asked.error}", failed=True)
+            return TuneStatus(f"Timing the steps failed: {asked.error}", failed=True)
         if (model := asked.result) is None:
-            return TuneStatus(f"{what} was stopped.", failed=True)
-        if isinstance(request, Tune):
-            return TuneStatus(f"Measured: {model.nodes} nodes are used.")
-        is_personal = isinstance(request, UseTree) and request.tree is not None
-        whose = "Your personal tree" if is_personal else "The stored tree"
-        return TuneStatus(f"{whose} is used from the next answer on.")
+            return TuneStatus("Timing the steps was stopped.", failed=True)
+        return TuneStatus(f"Measured: {model.nodes} nodes are used.")
 
 
-def build_tune(session: Session, personal: PersonalTrees) -> TuneController:
+def build_tune(session: Session) -> TuneController:
     """Put the Tune tab into the gr.Blocks that is open."""
-    controller = TuneController(session, personal)
+    controller = TuneController(session)
     shown = gr.State(["", ""])  # the picture and the training of a browser tab
     with gr.Column(elem_id="tune-column"):
         picture = script_block("tune")
@@ -169,8 +134,6 @@ def build_tune(session: Session, personal: PersonalTrees) -> TuneController:
             roof = script_block("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
     picture.refresh(controller.refresh, [shown], [picture, training], **AT_ONCE)
     picture.measure(controller.measure, [shown], [picture, training], **AT_ONCE)
-    picture.use_offer(controller.use_offer, [shown], [picture, training], **AT_ONCE)
-    picture.use_stored(controller.use_stored, [shown], [picture, training], **AT_ONCE)
     training.halt(controller.halt, [shown], [picture, training], **AT_ONCE)
     for box in boxes:
         box.input(controller.model, boxes, [roof], **AT_ONCE)

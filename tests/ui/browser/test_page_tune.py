@@ -1,21 +1,18 @@
 """The Tune tab in a real browser, on a scripted model: pictures, the two wishes, its edges."""
 
-import random
 from collections.abc import Iterator
 
 import pytest
 from support import scripted
 from support.access import findings
-from support.counting import answer, prefilled
-from support.page import Served, ask, drawn_frames, opened_on, page_of
+from support.page import Served, drawn_frames, opened_on, page_of
 from support.training_events import step
 
-from medusa_chat.messages import LoadRequest, PersonalTree
+from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.run_log import RunLog
-from medusa_chat.trees.shapes import cartesian
 
 NODES = 9
 
@@ -25,7 +22,6 @@ def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("tune")
     session = Session(scripted.ScriptedRunner(delay=0.002, prefill=0, steps=30, nodes=NODES))
     with page_of(session, history=History(folder / "chats.sqlite3")) as page:
-        page.folder = folder / "trees"
         yield page
 
 
@@ -70,35 +66,6 @@ def test_measuring_shows_times_and_the_best_point(served, tab):
     assert tab.locator(".tune-block .plot .best").count() == 1
 
 
-def test_a_chat_is_counted_and_nothing_of_it_is_on_the_disk_but_counts(served, tab):
-    tab.get_by_role("tab", name="Chat").click()
-    ask(tab, "a secret that nobody may read")
-    tab.get_by_role("tab", name="Tune").click()
-    says(tab, ".tune-verdict", "of 1 answer are counted")
-    tab.get_by_role("button", name="Counted in your chats").click()
-    tab.wait_for_selector(".heat td.unasked")
-    (file,) = served.folder.glob("*.json")
-    assert "secret" not in file.read_text() and "Medusa" not in file.read_text()
-
-
-def test_a_better_tree_is_offered_used_and_given_back(served, tab, monkeypatch):
-    wide = cartesian(4, 1)
-    personal = served.session.lifecycle.on_model.__self__
-    monkeypatch.setattr(served.runner, "nodes", len(wide))
-    monkeypatch.setattr(served.runner, "is_timed", False)
-    personal.use(PersonalTree(served.runner.facts.accuracies, wide.choices[1:])).done.wait(240)
-    counts, dice = personal.of(served.runner.facts).counts, random.Random(0)
-    for _ in range(40):
-        counts.add_answer(prefilled(), answer(dice, wide, 40), 3)
-    says(tab, ".tune-offer", "A better tree for your chats: expected")
-    assert findings(tab) == [], "with an offer"
-    tab.click(".tune-actions .use")
-    says(tab, ".tune-work", "Your personal tree is used from the next answer on.")
-    tab.click(".tune-actions .back")
-    says(tab, ".tune-work", "The stored tree is used from the next answer on.")
-    tab.wait_for_selector(".tune-actions .back", state="hidden")
-
-
 def test_another_gpu_changes_the_modelled_best(tab):
     before = tab.inner_text(".roof-block .tune-strong")
     tab.locator("#roof-card").get_by_label("GPU", exact=True).click()
@@ -107,9 +74,9 @@ def test_another_gpu_changes_the_modelled_best(tab):
     assert tab.inner_text(".roof-block .tune-strong") != before
 
 
-def test_a_training_is_watched_and_stopped(served, tab, monkeypatch):
-    monkeypatch.setenv(DATA_DIR_VARIABLE, str(served.folder))
-    with RunLog(served.folder / "mine") as log:
+def test_a_training_is_watched_and_stopped(tab, tmp_path, monkeypatch):
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(tmp_path))
+    with RunLog(tmp_path / "mine") as log:
         for number in range(1, 60):
             log.tell(step(number))
         says(tab, ".train-block", "Step 59 of 300, loss 3.803.")

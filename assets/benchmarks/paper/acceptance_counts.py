@@ -1,6 +1,6 @@
-"""AcceptanceCounts: how often each head was right in the user's own chats.
+"""AcceptanceCounts: how often each head was right in the answers of a study.
 
-Only counts are kept, never a text or a token. They are unbiased: the record of a step names the
+The counts are unbiased: the record of a step names the
 tokens that each head drafted, rank by rank, and the answer says which token followed. A rank counts
 as *asked* whenever the tree had it anywhere at its depth, whether or not the node above it was
 accepted, and as *right* where its token is the one that followed. Only answers that are the
@@ -13,14 +13,12 @@ that each head guessed is counted, whether it was drafted or not.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
 
 from medusa_chat.decoding.events import DraftRecord, Prefilled, Step
 from medusa_chat.decoding.settings import GREEDY
 from medusa_chat.trees.expected_length import Accuracies
 
 RANKS = 10  # of each head that are counted
-MOST_STEPS = 20_000  # then every count is halved, so that recent chats weigh more
 WEIGHT = 50  # the stored calibration counts as so many askings of a rank
 
 
@@ -33,7 +31,6 @@ class AcceptanceCounts:
         default_factory=lambda: defaultdict(lambda: [0, 0])
     )
     steps: int = 0
-    answers: int = 0
 
     def add_answer(self, first: Prefilled, steps: Sequence[Step], heads: int) -> bool:
         """Count one answer; False where nothing of it may be counted."""
@@ -44,11 +41,6 @@ class AcceptanceCounts:
             self._add_step(step.draft, following, heads)
         if self.steps == before:
             return False
-        self.answers += 1
-        if self.steps > MOST_STEPS:
-            self.steps //= 2
-            for count in self.ranks.values():
-                count[:] = [number // 2 for number in count]
         return True
 
     def _add_step(self, draft: DraftRecord | None, following: Sequence[int], heads: int) -> None:
@@ -75,22 +67,6 @@ class AcceptanceCounts:
     def _share(self, head: int, rank: int, prior: float, unseen: float) -> float:
         right, asked = self.ranks.get((head, rank), (0, 0))
         return (right + WEIGHT * prior) / (asked + WEIGHT) if asked else prior * unseen
-
-    def to_json(self) -> dict[str, Any]:
-        """The counts as a JSON value."""
-        ranks = {f"{head}.{rank}": count for (head, rank), count in sorted(self.ranks.items())}
-        return {"answers": self.answers, "steps": self.steps, "ranks": ranks}
-
-    @classmethod
-    def from_json(cls, values: Any) -> Self:
-        """The counts in a JSON value. Raises ValueError, KeyError, TypeError or AttributeError."""
-        counts = cls(steps=_whole_number(values["steps"]), answers=_whole_number(values["answers"]))
-        for name, (right, asked) in values["ranks"].items():
-            if _whole_number(right) > _whole_number(asked):
-                raise ValueError(f"{name}: {right} of {asked}")
-            head, rank = (_whole_number(int(number)) for number in name.split("."))
-            counts.ranks[head, rank] = [right, asked]
-        return counts
 
 
 def is_counted(first: Prefilled) -> bool:
@@ -127,10 +103,3 @@ def _with_following(steps: Sequence[Step]) -> Iterator[tuple[Step, list[int]]]:
     for step in steps:
         yield step, tokens[place : place + 16]
         place += len(step.token_ids)
-
-
-def _whole_number(value: Any) -> int:
-    """The value where it is a count. Raises ValueError."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return value
