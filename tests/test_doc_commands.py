@@ -20,7 +20,11 @@ from medusa_chat.cli.main import main
 from medusa_chat.runtime.history import FILE, History, StoredConversation
 from medusa_chat.runtime.message_tree import MessageTree
 
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    ROOT / "assets/benchmarks/NOTES.md",
+]
 SMALL = "--rounds 1 --max-new-tokens 8 --tree chain-5"
 QUESTIONS = f"--prompts question.jsonl {SMALL}"
 TRAINED = "--max-steps 1 --heads 1 --batch-tokens 256 --sequence-length 64 --precision fp32"

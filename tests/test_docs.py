@@ -14,7 +14,8 @@ from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.settings import ACCEPTANCE_NAMES
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+NOTES = ROOT / "assets/benchmarks/NOTES.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), NOTES])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 BASES = (ROOT, ROOT / "medusa_chat/decoding")  # how-a-step-works.md names modules from there
 TRIED = ("wide-logits", "quantised-product", "split-attention", *fused_kernels.NAMES)

@@ -1,7 +1,7 @@
 """GPUs: arithmetic, bandwidth, and what a step takes by these. Plain numbers, no torch.
 
-The constants are those of an H200, by the steps of a 7B and an 8B (docs/benchmarks.md, "On a GPU");
-other GPUs are modelled alike.
+The constants are those of an H200, by the steps of a 7B and an 8B (assets/benchmarks/NOTES.md, "On
+a GPU"); other GPUs are modelled alike.
 """
 
 import shutil
