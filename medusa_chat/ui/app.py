@@ -127,6 +127,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     once = Middleware(Once, program=blocks.app_id, share=share)
     live = Middleware(Live, updates_of=controller.updates_of)
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
+    states = OwnStates(blocks)
+    share.on_end.append(states.end_guests)
     layers = [guard, Middleware(LoginLimit), once, Middleware(Shell, prefix=root.path), live, chats]
 
     @contextlib.asynccontextmanager
@@ -135,7 +137,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         app.tokens[token] = GUEST
         ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
         guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
-        app.state_holder = OwnStates(blocks)
+        app.state_holder = states
+        states.set_blocks(blocks)
         _without_cors(app)
         yield
 
