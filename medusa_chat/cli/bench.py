@@ -19,7 +19,7 @@ from medusa_chat.cli.options import (
     value,
     values_of,
 )
-from medusa_chat.cli.terminal import progress, refusing, require_folder
+from medusa_chat.cli.terminal import json_line, progress, refusing, require_folder
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
@@ -115,7 +115,7 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
 
         report = Report() if "report" in (self.study or ()) else None
         result = _measure(request, self, settings, report)
-        print(json.dumps(result, indent=2) if self.as_json else table(result))
+        print(json_line(result, indent=2) if self.as_json else table(result))
         _write_rows(result, self.output, self.picture)
         if report is not None:
             _write_report(result, report, self)
