@@ -6,6 +6,7 @@ none goes before that.
 
 import time
 from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -33,18 +34,19 @@ class OwnState(SessionState):
     (time.monotonic)."""
 
     def __init__(self, blocks: gr.Blocks, asker: str | None) -> None:
-        super().__init__(blocks)
+        # With no blocks to describe for deep links: four fifths of a state, and 18 ms.
+        super().__init__(SimpleNamespace(default_config=blocks.default_config, blocks={}))
         self.asker = asker
         self.used_at = time.monotonic()
-        self.config_values = {}  # what only deep links need: four fifths of a state
 
     def __setitem__(self, key: int, value: Any) -> None:
         """Keep a value, or a component as an event has changed it. That one is made anew under an
         id of its own, by which the next event would not find it and keep one more."""
         if isinstance(value, Block):
             value._id = key
-        super().__setitem__(key, value)
-        self.config_values = {}
+            self.blocks_config.blocks[key] = value
+        else:
+            super().__setitem__(key, value)
 
     def _update_config(self, key: int) -> None:
         """Nothing is kept for deep links."""
