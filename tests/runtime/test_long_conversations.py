@@ -10,7 +10,6 @@ from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime import prompt_length
 from medusa_chat.runtime.prompt_ids import encode, encode_latest
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
@@ -118,71 +117,3 @@ def test_special_tokens_that_no_map_names_stay_text(model, monkeypatch):
     monkeypatch.setattr(type(model.tokenizer), "added_tokens_decoder", {5: known})
     _, text = encode(model, [said("user", "a<|eot_id|>b")])
     assert "<|eot_id|>" not in text
-
-
-# ---- far too long ones ----
-
-
-@pytest.fixture
-def tokenised(model, monkeypatch):
-    """How many characters the tokenizer got at each call."""
-    sizes = []
-
-    class Counting:
-        def __call__(self, text, **how):
-            sizes.append(len(text))
-            return model.tokenizer(text, **how)
-
-        def __getattr__(self, name):
-            return getattr(model.tokenizer, name)
-
-    yield replace(model, tokenizer=Counting()), sizes
-
-
-def longest(model):
-    return max(map(len, model.tokenizer.get_vocab()))
-
-
-@pytest.mark.parametrize("text", ["a b ", "x7Qz9!k#2@", "\N{SNOWMAN} ", " "])
-def test_millions_of_characters_are_refused_before_they_are_tokenised(tokenised, text):
-    """They took over 6 GB and over a minute."""
-    counted, sizes = tokenised
-    for prompt in (text * (16_000_000 // len(text)), [said("user", text * 1_000_000)]):
-        with pytest.raises(ContextError, match="and the context holds 256"):
-            encode(counted, prompt)
-    assert sum(sizes) <= longest(counted) * CONTEXT
-
-
-def test_what_the_context_may_hold_by_its_characters_is_counted_in_parts(tokenised, monkeypatch):
-    monkeypatch.setattr(prompt_length, "PART", 100)
-    monkeypatch.setattr(prompt_length, "MANY", 0)
-    counted, sizes = tokenised
-    with pytest.raises(ContextError, match="more than 512 tokens and the context holds 256"):
-        encode(counted, "z" * longest(counted) * CONTEXT)
-    assert max(sizes) == 100 and sum(sizes) < 2 * CONTEXT + 100
-
-
-def test_what_fits_is_never_refused(tokenised, monkeypatch):
-    """The longest text that the context holds: its longest token, repeated."""
-    monkeypatch.setattr(prompt_length, "PART", 100)
-    monkeypatch.setattr(prompt_length, "MANY", 0)
-    counted, _ = tokenised
-    texts = (counted.tokenizer.decode(id) for id in counted.tokenizer.get_vocab().values())
-    word = max((text for text in texts if text.startswith(" ")), key=len)
-    text = word * (CONTEXT - 1)
-    ids, _ = encode(counted, text)
-    assert len(text) > 100 and len(ids) == CONTEXT - 1
-
-
-def test_a_conversation_too_long_to_be_counted_goes_on_from_its_end(model, monkeypatch):
-    monkeypatch.setattr(prompt_length, "PART", 100)
-    monkeypatch.setattr(prompt_length, "MANY", 0)
-    messages = talk(400)
-    with pytest.raises(ContextError, match="start a new chat"):
-        encode(model, messages)
-    ids, text, left_out = encode_latest(model, messages, 48)
-    assert messages[left_out]["role"] == "user" and CONTEXT // 2 < len(ids) <= CONTEXT - 48
-    assert text == encode(model, messages[left_out:])[1]
-    last = said("user", "a b " * 100_000)
-    with pytest.raises(ContextError, match="shorten it"):
-        encode_latest(model, [*messages, said("assistant", "yes"), last], 48)
