@@ -19,7 +19,7 @@ from medusa_chat.cli.options import (
     value,
     values_of,
 )
-from medusa_chat.cli.terminal import progress, refusing, require_folder
+from medusa_chat.cli.terminal import json_line, progress, refusing, require_folder
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 
@@ -89,11 +89,10 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
         from medusa_chat.bench import table
 
         result = _measure(request, self)
-        text = json.dumps(result, indent=2)
-        print(text if self.as_json else table(result))
+        print(json_line(result, indent=2) if self.as_json else table(result))
         if self.output is not None:
             with refusing(self.output):
-                paths.write_text(self.output, text + "\n")
+                paths.write_text(self.output, json.dumps(result, indent=2) + "\n")
 
 
 def _measure(request: LoadRequest, options: Bench) -> dict[str, Any]:

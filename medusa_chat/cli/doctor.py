@@ -17,6 +17,7 @@ from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
+from medusa_chat.cli.terminal import json_line
 from medusa_chat.errors import DeviceError, ModelError, first_line
 from medusa_chat.trees import tuning_store
 from medusa_chat.units import gb
@@ -82,7 +83,7 @@ def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = 
     """Report this machine's hardware and software, and problems with remedies."""
     prepare_process(device, data_dir)
     report = examine()
-    print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
+    print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if device.startswith("cuda") and not has_cuda(report):
         raise DeviceError(
             "torch finds no CUDA device: check the NVIDIA driver, or use --device cpu"

@@ -1,6 +1,5 @@
 """`medusa-chat export`: the heads of a checkpoint for vLLM, and the command that serves them."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from medusa_chat.cli.options import (
     prepare_process,
     value,
 )
-from medusa_chat.cli.terminal import CONTROLS, show_load
+from medusa_chat.cli.terminal import json_line, show_load
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.units import gb
@@ -53,7 +52,7 @@ class Export:
         request = LoadRequest(checkpoint, backbone, offline=self.offline)
         written: list[VllmExport] = []
         show_load(phases(request, self.output, written))
-        print(json.dumps(to_json(written[0]), indent=2) if self.as_json else lines(written[0]))
+        print(json_line(to_json(written[0]), indent=2) if self.as_json else lines(written[0]))
 
 
 def phases(request: LoadRequest, output: Path, written: list["VllmExport"]) -> Iterator[LoadPhase]:
@@ -81,4 +80,4 @@ def lines(export: "VllmExport") -> str:
             "on N GPUs add --tensor-parallel-size N, where the model is too large for one, or",
             "--data-parallel-size N, where one is too slow for all who ask",
         ]
-    ).translate(CONTROLS)
+    )

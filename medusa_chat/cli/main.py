@@ -5,7 +5,6 @@ use, 130 interrupted. torch, transformers and gradio are imported only where a c
 """
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from typer.main import get_command
 
 from medusa_chat import __version__
 from medusa_chat.checkpoints import inspection
+from medusa_chat.clean_stream import clean_output
 from medusa_chat.cli.bench import Bench
 from medusa_chat.cli.calibrate import Calibrate
 from medusa_chat.cli.chat import Chat
@@ -40,6 +40,7 @@ from medusa_chat.cli.options import (
     prepare_process,
 )
 from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.terminal import json_line
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
 from medusa_chat.errors import MedusaChatError, ModelError
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in GROUP_FLAGS):
         arguments.insert(0, "ui")
     _set_streams()
+    clean_output()
     try:
         _end_in_order()
         command = _parser()(arguments, prog_name="medusa-chat", standalone_mode=False)
@@ -180,7 +182,7 @@ def inspect(
         *(checkpoint, backbone, max_context, inspection.open_anywhere),
         refuse_unlike=_refuse_unlike,
     )
-    print(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
+    print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if report.problems:
         raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
 

@@ -1,6 +1,5 @@
 """`medusa-chat models`: list, search, download and remove checkpoints."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,7 +22,7 @@ from medusa_chat.cli.options import (
     value,
 )
 from medusa_chat.cli.progress_line import note, pulling
-from medusa_chat.cli.terminal import CONTROLS
+from medusa_chat.cli.terminal import json_line
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import first_part
 from medusa_chat.hub import (
@@ -213,8 +212,8 @@ def plan_lines(needs: DownloadPlan) -> Iterator[str]:
 
 def show(lines: Iterator[str]) -> None:
     for line in lines:
-        print(line.translate(CONTROLS))
+        print(line)
 
 
 def show_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
+    print(json_line(value, indent=2))

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
+from medusa_chat.clean_stream import clean, exact
 from medusa_chat.decoding.events import Event, Reading, Told
 from medusa_chat.hub import DownloadEvent
 from medusa_chat.messages import LoadPhase
@@ -15,7 +16,12 @@ LINE_SECONDS = 10.0  # between lines of progress that go to a file
 
 def note(message: str) -> None:
     """One line on stderr."""
-    print(f"medusa-chat: {message}", file=sys.stderr, flush=True)
+    print(f"medusa-chat: {_in_one_line(message)}", file=sys.stderr, flush=True)
+
+
+def _in_one_line(text: str) -> str:
+    """A text without ends of lines: what comes from a file could else pass for a line of ours."""
+    return text.replace("\n", " ")
 
 
 def cleared() -> str:
@@ -41,7 +47,8 @@ class ProgressLine:
         if sys.stderr.isatty():
             self._is_open = True
             width = shutil.get_terminal_size().columns - 1  # a second row would stay
-            print(f"{cleared()}{text[:width]}", end="", file=sys.stderr, flush=True)
+            line = clean(_in_one_line(text))[:width]
+            print(f"{cleared()}{line}", end="", file=exact(sys.stderr), flush=True)
 
     def show_bytes(self, phase: LoadPhase) -> None:
         """What is done, told once, then bytes, speed and time left."""
@@ -66,7 +73,7 @@ class ProgressLine:
         """Clear the line that changed."""
         if self._is_open:
             self._is_open = False
-            print(cleared(), end="", file=sys.stderr, flush=True)
+            print(cleared(), end="", file=exact(sys.stderr), flush=True)
 
 
 def pulling(events: Iterable[DownloadEvent]) -> Iterator[DownloadEvent]:

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from medusa_chat.clean_stream import exact
 from medusa_chat.cli.progress_line import ProgressLine, note, with_progress
 from medusa_chat.decoding.events import Event, Finished, Prefilled
 from medusa_chat.errors import MedusaChatError, UsageError
@@ -21,9 +22,6 @@ from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.trace_line import to_json
-
-# Control characters, which a terminal would obey instead of print; tab and newline stay.
-CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
 
 
 def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
@@ -57,7 +55,7 @@ def answer(
         closing(runner.run(asked)) as events,
     ):
         for event in with_progress(events):
-            line = json.dumps(to_json(event), separators=(",", ":"))
+            line = json_line(to_json(event))
             if trace is not None:
                 with refusing(Path(trace.name)):
                     print(line, file=trace, flush=True)
@@ -81,9 +79,17 @@ def show(event: Event, verbose: bool = False) -> None:
         if event.left_out:
             note(f"the context is full: {event.left_out} of the oldest messages are left out")
     text = event.tail + "\n" if isinstance(event, Finished) else event.text
-    print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+    is_data = not sys.stdout.isatty()  # for a file or another program, which want it as it is
+    print(text, end="", file=exact(sys.stdout) if is_data else sys.stdout, flush=True)
     if isinstance(event, Finished):
         print(figures(event), file=sys.stderr, flush=True)
+
+
+def json_line(value: object, indent: int | None = None) -> str:
+    """A value as JSON in one line, or with an indent for people. No character in it is a control,
+    not even DEL, which JSON lets stand."""
+    separators = (",", ":") if indent is None else None
+    return json.dumps(value, indent=indent, separators=separators).replace("\x7f", "\\u007f")
 
 
 def choices(event: Prefilled) -> str:

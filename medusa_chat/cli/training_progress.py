@@ -1,6 +1,5 @@
 """The progress of a training in a terminal: a progress bar, lines, or JSON."""
 
-import json
 import sys
 import time
 from collections import deque
@@ -8,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from medusa_chat.cli.progress_line import LINE_SECONDS, ProgressLine, note
+from medusa_chat.cli.terminal import json_line
 from medusa_chat.units import gb
 
 NAMES = {
@@ -34,7 +34,7 @@ def event_json(event: Any) -> str:
         values.pop(name, None)
     if hasattr(event, "expected"):
         values["expected"] = event.expected
-    return json.dumps({"event": NAMES[type(event).__name__], **values}, separators=(",", ":"))
+    return json_line({"event": NAMES[type(event).__name__], **values})
 
 
 class TrainingView:

@@ -2,13 +2,15 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Finished
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.messages import Message, Text
+from medusa_chat.runtime.prompt_length import refuse_endless
 
 
 def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
@@ -17,14 +19,17 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     A conversation is rendered by the tokenizer's chat template; where its last message is the
     assistant's, the text ends inside it and the answer continues it. The text up to the end of
     the last answer keeps its ids: only what follows is tokenised, so that the cache is reused.
+    Raises ContextError for what is far too long to be tokenised.
     """
-    tokenizer = loaded.tokenizer
+    tokenizer, context = loaded.tokenizer, loaded.info.context
     if isinstance(prompt, str):
+        refuse_endless(tokenizer, prompt, context)
         return tokenizer(prompt)["input_ids"], prompt
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
     messages = [_neutral(tokenizer, message) for message in prompt]
     text = _rendered(loaded, messages)
+    refuse_endless(tokenizer, text, context)
     said, ids = loaded.said
     if said and text.startswith(said):
         rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
@@ -40,21 +45,28 @@ def encode_latest(
     many messages were left out.
 
     The system prompt stays, and a user's message comes first. Tokens are dropped by quarters of the
-    context, so that some turns to come begin alike and the cache is reused.
+    context, so that some turns to come begin alike and the cache is reused; not of a conversation
+    that is too long to be counted. Raises ContextError where the last message is.
     """
-    ids, text = encode(loaded, messages)
     part = -(-loaded.info.context // 4)
-    over = len(ids) + min(wanted, part) - loaded.info.context
+    most = loaded.info.context - min(wanted, part)
     asked = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
-    if over <= 0 or not asked:
-        return ids, text, 0
-    most = len(ids) - part * -(-over // part)
+    with suppress(ContextError) if asked else nullcontext():
+        ids, text = encode(loaded, messages)
+        if len(ids) <= most or not asked:
+            return ids, text, 0
+        most = len(ids) - part * -(-(len(ids) - most) // part)
     system = [one for one in messages[:1] if one["role"] == "system"]
 
     def of(start: int) -> tuple[list[int], str]:
         return encode(loaded, [*system, *messages[start:]])
 
-    place = bisect_left(asked[:-1], True, key=lambda start: len(of(start)[0]) <= most)
+    def fits(start: int) -> bool:
+        with suppress(ContextError):
+            return len(of(start)[0]) <= most
+        return False
+
+    place = bisect_left(asked[:-1], True, key=fits)
     return *of(asked[place]), asked[place] - len(system)
 
 

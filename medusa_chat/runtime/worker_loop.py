@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from time import perf_counter
 from typing import Any
 
+from medusa_chat.clean_stream import clean_output
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import MedusaChatError, ModelError, first_line
 from medusa_chat.messages import Request
@@ -46,6 +47,7 @@ def serve(pipe: Connection) -> None:
     """Take a Request or Stop from the pipe, send Values and one End for each request, until the
     other side of the pipe is gone, the device is lost, or Ctrl-C ends the app."""
     end_with_parent()
+    clean_output()  # packages warn of what stands in the files of strangers
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with suppress(KeyboardInterrupt):
         _import_heavy_packages()

@@ -2,7 +2,11 @@
 
 import os
 
+from medusa_chat.ui.temporary_files import own_folder
+
 for name, value in {
+    # Its usual one may be another user's, and is shared with every other Gradio app.
+    "GRADIO_TEMP_DIR": str(own_folder()),
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",

@@ -2,12 +2,10 @@
 
 import contextlib
 import io
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,7 +55,6 @@ class PageOptions:
 @dataclass(frozen=True)
 class Page:
     """An open page. auth: what opens it from elsewhere than its own machine, None if nothing.
-    files: Gradio's, which are otherwise shared with every other Gradio app of this machine.
     others: its ports.addresses for other machines, where it listens on all."""
 
     blocks: gr.Blocks
@@ -65,7 +62,6 @@ class Page:
     auth: ports.Auth | None
     share: Share
     guests: GuestServer
-    files: "TemporaryDirectory[str]"
     others: Sequence[str] = ()
 
     def close(self) -> None:
@@ -74,7 +70,6 @@ class Page:
         self.guests.close()
         with contextlib.redirect_stdout(io.StringIO()):
             self.blocks.close(verbose=False)
-        self.files.cleanup()
 
 
 def say(line: str) -> None:
@@ -116,8 +111,6 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     auth = ports.login_for(host, options.auth)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
-    files = TemporaryDirectory(prefix="medusa-chat-")
-    os.environ["GRADIO_TEMP_DIR"] = files.name
     blocks, controller = build_app(session, options.trees, share, options.history)
     # Gradio looks 1,000 times a second into its queue, 5 % of a core; nothing is queued.
     blocks._queue.sleep_when_free = QUEUE_SECONDS
@@ -127,6 +120,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     once = Middleware(Once, program=blocks.app_id, share=share)
     live = Middleware(Live, updates_of=controller.updates_of)
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
+    states = OwnStates(blocks)
+    share.on_end.append(states.end_guests)
     layers = [guard, Middleware(LoginLimit), once, Middleware(Shell, prefix=root.path), live, chats]
 
     @contextlib.asynccontextmanager
@@ -135,14 +130,15 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         app.tokens[token] = GUEST
         ticket = f"access-token-{app.cookie_id}={token}" if auth else ""
         guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
-        app.state_holder = OwnStates(blocks)
+        app.state_holder = states
+        states.set_blocks(blocks)
         _without_cors(app)
         yield
 
     url = _serve(blocks, options, host, auth, {"middleware": layers, "lifespan": lifespan})
     others = ports.addresses(host, urlsplit(url).port)
     url = options.root_path if root.netloc else url.replace("[::]", "[::1]")
-    return Page(blocks, url, auth, share, guests, files, others)
+    return Page(blocks, url, auth, share, guests, others)
 
 
 def _without_cors(app: Any) -> None:

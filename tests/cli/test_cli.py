@@ -18,7 +18,7 @@ import pytest
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
-from medusa_chat.cli import chat, doctor, generate, terminal, train, ui
+from medusa_chat.cli import chat, doctor, generate, train, ui
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
 from medusa_chat.cli.options import named
 from medusa_chat.cli.prompts import read_prompts
@@ -194,10 +194,6 @@ def test_broken_characters_are_replaced_and_said(runner: Scripted, capsys: Any) 
     assert runner.asked[0][0] == [{"role": "user", "content": "a\ufffdb\ufffd"}]
     err = capsys.readouterr().err
     assert "2 broken characters" in err and "1 null bytes" in err
-
-
-def test_terminal_controls_of_an_answer_are_not_obeyed() -> None:
-    assert "\x1b[2J\x9b\r\a\tx\n".translate(terminal.CONTROLS) == "\ufffd[2J\ufffd\ufffd\ufffd\tx\n"
 
 
 # Ends.

@@ -1,9 +1,13 @@
 """What a person sees of `generate` in a terminal: a pseudo-terminal here."""
 
+import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,10 @@ import pytest
 
 from medusa_chat.cli import generate
 from medusa_chat.cli.main import main
+from medusa_chat.cli.progress_line import note
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Stats, Step
 from medusa_chat.messages import LoadPhase, ModelInfo, Request
+from medusa_chat.runtime import worker_loop
 from medusa_chat.runtime.requests import Reply
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
@@ -116,3 +122,102 @@ def test_a_pipe_gets_what_it_always_got(
     monkeypatch.setattr(generate, "InProcess", Scripted)
     assert main(["generate", "--prompt", "x"]) == 0
     assert capsys.readouterr() == ("There once was a\n", f"{CHOICES}\n{FIGURES}\n")
+
+
+# ---- texts of strangers ----
+
+UNSAFE = {*map(chr, (*range(9), *range(11, 32), *range(127, 160)))}
+UNSAFE |= {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
+EVIL = "".join(sorted(UNSAFE)) + "\x1b]0;owned\x07\x1b[2J"
+
+
+def obeyed(text: str) -> set[str]:
+    """What of it a terminal would obey, but for the clearing of our own line."""
+    return UNSAFE & set(text.replace("\r\x1b[K", ""))
+
+
+class Hostile(Scripted):
+    """The same, with a model and an answer made to be printed."""
+
+    def run(self, request: Request[Any]) -> Iterator[Any]:
+        for value in super().run(request):
+            if isinstance(value, LoadPhase):
+                model = value.model and replace(value.model, notes=(f"note {EVIL}",))
+                value = replace(value, note=f"from {EVIL}", model=model)
+            elif isinstance(value, Prefilled):
+                value = replace(value, model=f"demo {EVIL}", text=EVIL)
+            elif isinstance(value, Step):
+                value = replace(value, text=EVIL)
+            yield value
+
+
+def test_nothing_of_a_model_or_its_answer_is_obeyed_by_a_terminal(
+    written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "InProcess", Hostile)
+    for more in ((), ("--verbose",), ("--json",)):
+        said = written("generate", "--prompt", "x", *more)
+        assert obeyed(said) == set() and ("from \ufffd" in said or "--json" in more)
+
+
+def test_an_answer_in_a_pipe_is_exact_and_all_else_is_clean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "InProcess", Hostile)
+    assert main(["generate", "--prompt", "x", "--verbose"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{EVIL * 3}\n"
+    assert obeyed(err) == set() and "note \ufffd" in err
+    assert main(["generate", "--prompt", "x", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert obeyed(out) == set() and json.loads(out.split("\n")[1])["text"] == EVIL
+
+
+def test_what_inspect_says_of_a_folder_is_not_obeyed_in_a_pipe_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes through `less` or `head` to the terminal."""
+    folder = tmp_path / "model\x1b[2J\u202e"
+    folder.mkdir()
+    config = {"model_type": EVIL, "architectures": [EVIL], "medusa_num_heads": EVIL}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    for more in ((), ("--json",)):
+        assert main(["inspect", str(folder), "--offline", *more]) == 4
+        out, err = capsys.readouterr()
+        assert obeyed(out + err) == set() and "\ufffd" in err
+
+
+def test_an_error_and_its_usage_line_are_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["inspect", f"/nowhere/{EVIL[1:]}"], [f"--{EVIL}"], ["generate", "--tree", EVIL]):
+        assert main(argv) != 0
+        out, err = capsys.readouterr()
+        assert obeyed(out + err) == set()
+
+
+def test_a_warning_of_a_package_is_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    """As transformers writes values of a config.json, in this process and in the worker's."""
+    assert main(["--version"]) == 0
+    warning = logging.makeLogRecord({"msg": f"unknown key {EVIL}"})
+    logging.StreamHandler().handle(warning)
+    print(EVIL)
+    sys.stdout.writelines([EVIL])
+    said = capsys.readouterr()
+    assert obeyed(said.out + said.err) == set() and "unknown key \ufffd" in said.err
+
+
+def test_the_model_s_process_prints_nothing_that_a_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def heavy() -> None:
+        print(EVIL, file=sys.stderr)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_loop, "_import_heavy_packages", heavy)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # put back after the test
+    worker_loop.serve(Pipe()[0])
+    assert obeyed(capsys.readouterr().err) == set()
+
+
+def test_a_note_of_several_lines_cannot_pass_for_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    note("from a file\nmedusa-chat: a forged line")
+    assert capsys.readouterr().err.count("\n") == 1

@@ -67,13 +67,13 @@ def test_the_page_takes_no_files(page):
         files = {"files": ("a.txt", b"x" * 100)}
         assert httpx.post(f"{page.url}gradio_api/{path}", files=files).status_code == 404
     assert httpx.get(f"{page.url}gradio_api/deep_link?session_hash=x").status_code == 404
-    assert list(Path(page.files.name).rglob("*.txt")) == []
+    assert list(Path(os.environ["GRADIO_TEMP_DIR"]).rglob("*.txt")) == []
 
 
 def test_gradios_files_lie_in_a_folder_of_the_pages_own(page):
-    folder = Path(page.files.name)
+    folder = Path(os.environ["GRADIO_TEMP_DIR"])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 or os.name == "nt"
-    stranger = Path(page.files.name).parent / "gradio" / "of-another-app.txt"
+    stranger = Path(os.environ["GRADIO_TEMP_DIR"]).parent / "gradio" / "of-another-app.txt"
     stranger.parent.mkdir(exist_ok=True)
     stranger.write_text("secret of another app")
     try:

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import httpx
@@ -523,7 +522,9 @@ def test_what_strangers_can_reach_has_a_password_and_the_guard():
         assert httpx.get(url, headers={"host": "x.gradio.live"}).status_code == 403
         crossing = {"origin": "https://evil.com"}
         assert httpx.post(f"{url}login", headers=crossing).status_code == 403
-        assert httpx.post(f"{url}gradio_api/cancel", content=b"x" * 5_000_000).status_code == 413
+        assert (
+            httpx.post(f"{url}gradio_api/run/predict", content=b"x" * 5_000_000).status_code == 413
+        )
     finally:
         opened.close()
 
@@ -543,9 +544,7 @@ def test_share_at_the_start_makes_a_link_or_says_why_not(monkeypatch):
         (lambda port: Tunnel("https://a.gradio.live", lambda: None), "shared at https://a.gradio"),
     ):
         share = Share(lambda: 7, tunnel)
-        opened = page.Page(
-            blocks, "http://127.0.0.1:7860/", None, share, GuestServer(), TemporaryDirectory()
-        )
+        opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, GuestServer())
         monkeypatch.setattr(page, "open_page", lambda session, options, opened=opened: opened)
         lines = []
         assert page.launch(Session(ScriptedRunner()), page.PageOptions(share=True), lines.append)
@@ -564,9 +563,7 @@ def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
     thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
     blocks = SimpleNamespace(server=SimpleNamespace(thread=thread), close=lambda verbose: None)
     share = Share(lambda: 7)
-    opened = page.Page(
-        blocks, "http://127.0.0.1:7860/", None, share, GuestServer(), TemporaryDirectory()
-    )
+    opened = page.Page(blocks, "http://127.0.0.1:7860/", None, share, GuestServer())
     monkeypatch.setattr(page, "open_page", lambda session, options: opened)
     lines = []
     assert page.launch(Session(ScriptedRunner()), page.PageOptions(), lines.append) == 130
@@ -575,9 +572,7 @@ def test_launch_tells_where_and_ends_with_ctrl_c(monkeypatch):
 
 def test_greeting_says_what_the_user_must_know():
     auth = ("medusa", "secret")
-    opened = page.Page(
-        None, "http://127.0.0.1:7860/", auth, Share(lambda: 7), GuestServer(), TemporaryDirectory()
-    )
+    opened = page.Page(None, "http://127.0.0.1:7860/", auth, Share(lambda: 7), GuestServer())
     assert "user medusa, password secret" in page.greeting(opened, was_generated=True)
     assert "secret" not in " ".join(page.greeting(opened, was_generated=False))
 

@@ -148,3 +148,17 @@ def test_nothing_is_kept_for_who_is_not_logged_in_or_only_reads():
     for scope in ({"method": "POST", "app": app}, {"method": "GET"}):
         asyncio.run(made({"type": "http", "headers": headers, **scope}, None, send))
     assert not made._last
+
+
+def test_large_answers_are_kept_up_to_a_bound_and_nothing_is_done_twice(monkeypatch):
+    doer = Doer()
+    made = Once(doer, PROGRAM, Share(lambda: 7))
+    monkeypatch.setattr(once, "MAX_KEPT", 2)  # an answer is one byte
+
+    async def posted_again() -> list[Any]:
+        for tab in "abc":
+            await post(made, 1, tab)
+        return [(await post(made, 1, tab))[:2] for tab in "abc"]
+
+    assert asyncio.run(posted_again()) == [(400, once.LATE), (200, "2"), (200, "3")]
+    assert doer.times == 3

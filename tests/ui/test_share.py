@@ -15,17 +15,20 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import segno
+from support.http_tab import HttpTab
 from support.scripted import ScriptedRunner
+from support.waiting import wait_for
 
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
-from medusa_chat.ui.access import connections, guard, login_limit
+from medusa_chat.ui.access import connections, guard, login_limit, own_states
 from medusa_chat.ui.access import password as passwords
 from medusa_chat.ui.access import tunnel as tunnels
 from medusa_chat.ui.access.login_limit import Throttle
+from medusa_chat.ui.access.notices import HEADER
 from medusa_chat.ui.access.password import COOKIE
 from medusa_chat.ui.access.share import Share, ShareState, share_view
 from medusa_chat.ui.access.tunnel import ShareError, Tunnel
@@ -541,11 +544,51 @@ def test_the_name_and_the_key_of_a_tab_are_worth_nothing_to_another_visitor(shar
             for name, stranger in visitors.items():
                 status = 200 if name == tab else 403
                 assert call(stranger, opened, "tick", tab).status_code == status, (tab, name)
-                body = {"fn_index": 0, "data": [], "session_hash": tab}
-                joined = stranger.post("/gradio_api/queue/join", json=body)
-                assert (joined.status_code == 403) == (name != tab)
                 live = stranger.get("/live", headers={"x-medusa-tab": key})
                 assert live.status_code == (200 if name == tab else 404)
+
+
+def test_a_guest_has_so_many_tabs_and_what_is_closed_gives_room(shared, monkeypatch):
+    opened, tunnel = shared
+    states = opened.blocks.state_holder
+    monkeypatch.setattr(own_states, "MAX_OF_ONE_GUEST", 2)
+    with guest(tunnel) as client, guest(tunnel) as other, log_in(opened) as owner:
+        come_in(client, opened.share.link.password)
+        come_in(other, opened.share.link.password)
+        first, second, third = (HttpTab(client) for _ in range(3))
+        with first.connected():
+            assert first.tick().status_code == second.tick().status_code == 200
+            refused = third.tick()
+            assert refused.status_code == 429 and "close one" in refused.text
+            assert "close%20one" in refused.headers[HEADER]
+            assert HttpTab(other).tick().status_code == HttpTab(owner).tick().status_code == 200
+        wait_for(lambda: states.session_data[first.name].is_closed)
+        assert third.tick().status_code == second.tick().status_code == 200
+        assert first.name not in states and first.tick().status_code == 409
+
+
+def test_all_guests_have_so_many_tabs_and_the_owner_has_more(shared, monkeypatch):
+    opened, tunnel = shared
+    monkeypatch.setattr(own_states, "MAX_GUEST_STATES", 2)
+    with guest(tunnel) as client, guest(tunnel) as other, log_in(opened) as owner:
+        for one in (client, other):
+            come_in(one, opened.share.link.password)
+            assert HttpTab(one).tick().status_code == 200
+        assert HttpTab(other).tick().status_code == 429
+        assert [HttpTab(owner).tick().status_code for _ in range(3)] == [200] * 3
+        monkeypatch.setattr(own_states, "CLOSED_SECONDS", 0.0)  # the longest without a sign goes
+        assert HttpTab(other).tick().status_code == 200
+
+
+def test_what_is_kept_of_guests_tabs_goes_with_their_link(shared):
+    opened, tunnel = shared
+    states = opened.blocks.state_holder
+    with guest(tunnel) as client, log_in(opened) as owner:
+        come_in(client, opened.share.link.password)
+        theirs, own = HttpTab(client), HttpTab(owner)
+        theirs.tick(), own.tick()
+        opened.share.stop()
+        assert theirs.name not in states and own.name in states
 
 
 def test_the_local_login_is_slowed_down_too(opened):

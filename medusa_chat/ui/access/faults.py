@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from gradio import queueing, routes
 
+from medusa_chat.clean_stream import clean
 from medusa_chat.paths import state_dir, write_bytes
 
 FILE = "last-fault.txt"  # in the folder of logs: the traceback of the last line that was shown
@@ -38,15 +39,10 @@ def _tell(told: list[float]) -> None:
     file = state_dir() / FILE
     with suppress(OSError):
         parts = (part[: WRITTEN[0]] for part in traceback.format_exception(error))
-        write_bytes(file, _clean("".join(parts)[-WRITTEN[1] :]).encode("utf-8", "replace"))
+        write_bytes(file, clean("".join(parts)[-WRITTEN[1] :]).encode("utf-8", "replace"))
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
-    text = _clean(str(error)[:SHOWN]).replace("\n", " ")
+    text = clean(str(error)[:SHOWN]).replace("\n", " ")
     line = f"medusa-chat: a call of the page failed: {kind.__name__}: {text} ({place})"
     print(f"{line}; its traceback is in {file}", file=sys.stderr, flush=True)
-
-
-def _clean(text: str) -> str:
-    """Without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)

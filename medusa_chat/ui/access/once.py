@@ -20,15 +20,17 @@ from medusa_chat.ui.access.share import Share
 
 HEADER = "x-medusa-post"  # program, tab, number of what it posts; of an answer, that it is ours
 MAX_TABS = 200  # whose last answer is kept
+MAX_KEPT = 16 * 1024 * 1024  # bytes of all that are kept, but for the newest
 OTHER_PROGRAM = "another medusa-chat runs here now: load the page again"
 LATE = "this was posted again and answered before"
 
 
 class Post(NamedTuple):
-    """What a tab posted last. told: what its browser is to be told beside the answer."""
+    """What a tab posted last. answer: None where it is too large to be kept beside newer ones.
+    told: what its browser is to be told beside the answer."""
 
     number: int
-    answer: asyncio.Task[list[Message]]
+    answer: asyncio.Task[list[Message]] | None
     told: Told | None
 
 
@@ -58,23 +60,33 @@ class Once:
             return await self.app(scope, receive, send)
         tab = scope.get(GUEST, OWNER), name
         last = self._last.get(tab)
-        if last is not None and number < last.number:
-            return await PlainTextResponse(LATE, 400)(scope, receive, send)
         if last is None or number > last.number:
             answer = asyncio.create_task(self._do(scope, receive))
             last = self._last[tab] = Post(number, answer, NOTICES.get())
             self._last.move_to_end(tab)
             while len(self._last) > MAX_TABS:
                 self._last.popitem(last=False)
+        if number < last.number or last.answer is None:
+            return await PlainTextResponse(LATE, 400)(scope, receive, send)
         try:
             messages = await asyncio.shield(last.answer)
         except Exception:  # it did not arrive whole: the next one is the first
             if self._last.get(tab) is last:
                 del self._last[tab]
             raise
+        self._forget_large()
         NOTICES.set(last.told)
         for message in messages:
             await send(message)
+
+    def _forget_large(self) -> None:
+        """Of the longest kept answers remember only that they were given, where all are large."""
+        size = 0
+        for tab, post in reversed(list(self._last.items())):
+            if post.answer and post.answer.done() and not post.answer.exception():
+                size += sum(len(message.get("body", b"")) for message in post.answer.result())
+                if size > MAX_KEPT and tab != next(reversed(self._last)):
+                    self._last[tab] = post._replace(answer=None)
 
     def _forget_guests(self) -> None:
         for tab in list(self._last):
