@@ -6,6 +6,7 @@ from typing import Any
 
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.detokenizer import STRAY
 from medusa_chat.decoding.events import Finished
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message, Text
@@ -86,6 +87,6 @@ def said_so_far(
     """The conversation with the answer, text and ids, for the next turn to begin with; empty where
     the answer's text is not that of its ids (a stop string, half a character, an error)."""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
-    if event.reason == "error" or whole != event.text:
+    if event.reason == "error" or whole != event.text or whole.endswith(STRAY):
         return "", []
     return text + event.text, [*ids, *event.token_ids]
