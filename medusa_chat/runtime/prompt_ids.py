@@ -21,7 +21,7 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     """
     tokenizer = loaded.tokenizer
     if isinstance(prompt, str):
-        return tokenizer(prompt)["input_ids"], prompt
+        return _raw(tokenizer, prompt), prompt
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
     messages = [_neutral(tokenizer, message) for message in prompt]
@@ -31,6 +31,13 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
         rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
         return [*ids, *rest], text
     return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def _raw(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text with what the tokenizer puts around it; BOS once where it is typed too."""
+    ids: list[int] = tokenizer(text)["input_ids"]
+    bos = tokenizer.bos_token_id
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def encode_latest(
