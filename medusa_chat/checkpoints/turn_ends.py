@@ -14,16 +14,23 @@ USER, ANSWER = {"role": "user", "content": ASKED}, {"role": "assistant", "conten
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a turn: those of the generation config, the configs and the tokenizer, and
-    what the chat template writes behind an answer; without what it writes inside one, as gpt-oss
-    ends a channel of one."""
+    """The ids that end a turn: those of the generation config, the config (where it says more than
+    its class has by default) and the tokenizer, and what the chat template writes behind an answer;
+    without what it writes inside one, as gpt-oss ends a channel of one."""
     config = model.config.get_text_config()
-    owners = (model.generation_config, model.config, config, tokenizer)
-    ids = {token for one in owners for token in _listed(getattr(one, "eos_token_id", None))}
+    told = [one.eos_token_id for one in (model.generation_config, tokenizer)]
+    told += [_own_ends(one) for one in (model.config, config)]
+    ids = {token for one in told for token in _listed(one)}
     ends, inside = _of_template(tokenizer) if tokenizer.chat_template else (set(), set())
     ids |= ends
     whole = range(int(config.vocab_size))
     return frozenset(token for token in ids - inside or ids if token in whole)
+
+
+def _own_ends(config: Any) -> object:
+    """The end tokens of a config; None for those of its class, which nobody may have meant."""
+    ids = getattr(config, "eos_token_id", None)
+    return None if ids == getattr(type(config), "eos_token_id", None) else ids
 
 
 def _listed(ids: object) -> list[int]:
