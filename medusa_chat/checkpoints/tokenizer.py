@@ -123,7 +123,9 @@ def _name(tokenizer: Any, named: Mapping[str, Any]) -> None:
     tokenizer.SPECIAL_TOKENS_ATTRIBUTES = [*usual, *(role for role in known if role not in usual)]
     for role, text in known.items():
         setattr(tokenizer, role, text)
-    tokenizer.extra_special_tokens = [text for text in _listed(named) if text in in_vocabulary]
+    special = [one.content for one in backend.get_added_tokens_decoder().values() if one.special]
+    listed = [text for text in _listed(named) if text in in_vocabulary]
+    tokenizer.extra_special_tokens = list(dict.fromkeys([*listed, *special]))
     tokenizer.chat_template = named.get("chat_template")
 
 

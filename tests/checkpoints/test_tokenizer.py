@@ -141,6 +141,7 @@ def test_the_tokenizer_json_decides_every_id_in_any_layout_of_special_tokens(lay
     assert theirs.encode("<s>a b</s>b").tokens[:4] == ["<s>", "<s>", "\u2581a", "\u2581"]
     assert (ours.bos_token_id, ours.eos_token_id, ours.unk_token_id) == (257, 258, 256)
     assert max(ours.get_vocab().values()) == 264 and ours.pad_token_id is None
+    assert sorted(ours.all_special_ids) == [256, 257, 258]
     is_told = "<new>" in json.dumps(config) + json.dumps(special)
     assert bool(left_out(tmp_path, ours)) == is_told
 
