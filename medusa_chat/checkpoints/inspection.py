@@ -101,7 +101,7 @@ def _refused(
         if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
             refuse_unlike(folder)
         if refuse_unlike is not None and isinstance(place, LocalFolder) and not files.stored:
-            with closing(TokenizerTrial(place_in(place.folder, files))) as trial:
+            with closing(TokenizerTrial(place_in(place.folder, files), plain_too=True)) as trial:
                 trial.refuse()
     except ModelError as error:
         yield str(error)

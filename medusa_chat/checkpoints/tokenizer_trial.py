@@ -33,14 +33,15 @@ ENDINGS = ("", "!")
 class TokenizerTrial:
     """The trial of a folder's tokenizer.json, begun at once. Closing it ends the process."""
 
-    def __init__(self, folder: Path) -> None:
-        """No process is needed where the file is not there, or holds plain parts alone. Raises
-        ModelError where none can be started."""
+    def __init__(self, folder: Path, plain_too: bool = False) -> None:
+        """No process is needed where the file is not there, and for one of plain parts where it is
+        read here afterwards. Raises ModelError where none can be started."""
         self._folder = folder
         self._child: subprocess.Popen[str] | None = None
-        if not _is_suspect(folder / FILE):
+        file = folder / FILE
+        if not file.is_file() or not (plain_too or _is_suspect(file)):
             return
-        command = [sys.executable, "-P", "-m", __name__, str(folder / FILE)]
+        command = [sys.executable, "-P", "-m", __name__, str(file)]
         nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE  # stderr: libraries in Rust tell there
         try:
             self._child = subprocess.Popen(
@@ -80,8 +81,6 @@ class TokenizerTrial:
 
 
 def _is_suspect(file: Path) -> bool:
-    if not file.is_file():
-        return False
     data = file.read_bytes()
     return bool(AFFIX.search(data)) or not PLAIN.issuperset(KIND.findall(data))
 

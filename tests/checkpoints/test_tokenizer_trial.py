@@ -7,6 +7,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.tokenizers import byte_fallback_tokenizer, byte_tokenizer
 
+from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
@@ -68,6 +69,24 @@ def test_both_load_and_inspect_refuse_it(tmp_path, capsys):
         assert main([*command, str(folder)]) == 4
         out = "".join(capsys.readouterr())
         assert "fails at 1 times 'a'" in out and "panicked" not in out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": BYTES["model"] | {"vocab": {"a": -1}}},
+        {"model": BYTES["model"] | {"merges": [["a", "no token"]]}},
+        {"decoder": {"type": "Nope"}},
+        {"added_tokens": [{"id": 0}]},
+    ],
+)
+def test_inspect_finds_what_a_load_finds_in_plain_parts(change, tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "model", heads=0)
+    (folder / "tokenizer.json").write_text(json.dumps(BYTES | change))
+    with pytest.raises(ModelError, match="the tokenizer in .* is broken"):
+        read_tokenizer(folder)
+    assert main(["inspect", str(folder)]) == 4
+    assert "fails when it is read" in capsys.readouterr().out
 
 
 def test_a_tokenizer_of_plain_parts_needs_no_process_and_others_pass(tmp_path):

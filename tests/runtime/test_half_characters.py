@@ -1,4 +1,4 @@
-"""The token ids of prompts."""
+"""An answer that was cut inside a character."""
 
 from types import SimpleNamespace
 
