@@ -21,7 +21,7 @@ from medusa_chat.hub.catalog import KnownTemplate
 
 STORED, SETTINGS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 FILES = (STORED, "tokenizer.model", "vocab.json")
-TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+TEMPLATE, TEMPLATES, DEFAULT = "chat_template.jinja", "additional_chat_templates", "default"
 OF_PROCESSOR = "chat_template.json"  # where vision-language checkpoints may have the template
 FEW = 3  # tokens that a sentence names
 LISTS = ("additional_special_tokens", "extra_special_tokens")  # of special tokens without a role
@@ -149,16 +149,18 @@ def _listed(named: Mapping[str, Any]) -> list[str]:
 
 
 def _template(folder: Path, told: Any) -> Any:
-    """The chat template, or several by name: of files of their own, before that of the settings."""
-    named = {"default": folder / TEMPLATE}
+    """The chat template, or several by name: of files of their own, before that of the settings.
+    None where several have no default, or what is told is none."""
+    named = {DEFAULT: folder / TEMPLATE}
     if (folder / TEMPLATES).is_dir():
         named |= {file.stem: file for file in sorted((folder / TEMPLATES).glob("*.jinja"))}
     found = {name: file.read_text("utf-8") for name, file in named.items() if file.is_file()}
     if not found and isinstance(told, list):
-        found = {str(one["name"]): str(one["template"]) for one in told}
-    if not found:
-        return told if isinstance(told, str | None) else None
-    return found["default"] if set(found) == {"default"} else found
+        pairs = [(o.get("name"), o.get("template")) for o in told if isinstance(o, dict)]
+        found = {n: text for n, text in pairs if isinstance(n, str) and isinstance(text, str)}
+    if len(found) > 1:
+        return found if DEFAULT in found else None
+    return next(iter(found.values()), told if isinstance(told, str) else None)
 
 
 def left_out(folder: Path, tokenizer: Any) -> list[str]:

@@ -182,6 +182,21 @@ def test_templates_lie_in_the_settings_or_in_files(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([{"name": "chat", "template": "a"}], "a"),
+        ([{"name": "chat", "template": "a"}, {"name": "rag", "template": "b"}], None),
+        ([{"name": 3, "template": "a"}, "a", {}, None], None),
+        ({"default": "a"}, None),
+        (7, None),
+    ],
+)
+def test_a_template_that_is_none_is_none(told, expected, tmp_path):
+    write_stored(tmp_path, prefixed(), NAMES | {"chat_template": told})
+    assert read_tokenizer(tmp_path).chat_template == expected
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("bos_token", "<new>"),
