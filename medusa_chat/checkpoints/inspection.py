@@ -14,6 +14,7 @@ from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, plac
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_values
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
+from medusa_chat.checkpoints.layouts.token_ids import refuse_ids_beyond
 from medusa_chat.checkpoints.memory_estimate import estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
@@ -103,6 +104,7 @@ def _refused(
         if refuse_unlike is not None and isinstance(place, LocalFolder) and not files.stored:
             with closing(TokenizerTrial(place_in(place.folder, files), plain_too=True)) as trial:
                 trial.refuse()
+            refuse_ids_beyond(place, files.folder, sizes(files.config).vocabulary)
     except ModelError as error:
         yield str(error)
 

@@ -93,8 +93,7 @@ def _within(
     backend: Tokenizer, rows: int | None, named: Mapping[str, Any], folder: Path
 ) -> Tokenizer:
     """The tokenizer with no id from `rows` on. Raises ModelError where such a token is used."""
-    largest = max([backend.get_vocab_size(False) - 1, *backend.get_added_tokens_decoder()])
-    if rows is None or largest < rows:
+    if rows is None or max(backend.get_vocab().values(), default=0) < rows:
         return backend
     values = json.loads(backend.to_str())
     refuse_beyond(values, used_texts(named), rows, f"the tokenizer in {folder}")

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.quantisation import refuse_unread
-from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source, read_json
-from medusa_chat.checkpoints.layouts.text_part import text_part
-from medusa_chat.checkpoints.layouts.token_ids import refuse_beyond, used_texts
+from medusa_chat.checkpoints.layouts.source import LocalFolder, Source, read_json
 from medusa_chat.errors import ModelError
 
 OBJECTS = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "tokenizer.json"),
 )
-TEMPLATE = "chat_template.jinja"
 MAX_TOKENIZER = 256_000_000  # bytes; the largest known has 35 MB
 MAX_COUNT = 2**48  # what memory has no room for is told as that
 COUNTS = (
@@ -44,23 +41,9 @@ def refuse_odd_settings(
         path = f"{folder}/{name}" if folder else name
         where = f"{source.name}/{path}"
         if name == "tokenizer.json":
-            values = read_json(source, path, MAX_TOKENIZER)
-            _refuse_tokenizer(values, where)
-            rows = text_part(config).get("vocab_size")
-            if isinstance(rows, int):
-                refuse_beyond(values, _used(source, folder, names), rows, where)
+            _refuse_tokenizer(read_json(source, path, MAX_TOKENIZER), where)
         else:
             _refuse(name, config if name == "config.json" else read_json(source, path), where)
-
-
-def _used(source: Source, folder: str, names: Sequence[str]) -> Iterator[str]:
-    """What the files beside a tokenizer.json have written into prompts."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json"):
-        if name in names:
-            yield from used_texts(read_json(source, f"{folder}/{name}" if folder else name))
-    if TEMPLATE in names:
-        path = f"{folder}/{TEMPLATE}" if folder else TEMPLATE
-        yield source.read(path, 0, MAX_JSON).decode("utf-8", "replace")
 
 
 def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
