@@ -51,3 +51,8 @@ class PortInUseError(MedusaChatError):
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message, at most 300 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is the panic of a library written in Rust, which is no Exception in Python."""
+    return type(error).__name__ == "PanicException"

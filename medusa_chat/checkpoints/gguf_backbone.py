@@ -25,7 +25,7 @@ from medusa_chat.messages import LoadPhase
 from medusa_chat.units import gb
 
 KIND = "gguf"
-FORMAT = 3
+FORMAT = 4
 BESIDE = 32 << 20  # bytes of the tokenizer and the config, at most
 TICK_SECONDS = 0.2
 SUPPRESSED = "tokenizer.ggml.suppress_tokens"
@@ -132,7 +132,7 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
     yield phase, None
     with kept_copies.writing(folder, _origin(found, file, stored)) as partial:
         _write_config(partial, weights.header, config, stored)
-        write_tokenizer(partial, file)
+        write_tokenizer(partial, file, weights.header.metadata)
         for done in weights.write(partial / "model.safetensors"):
             yield replace(phase, done=done), None
 

@@ -1,6 +1,7 @@
 """Inspection: what a checkpoint is, what it needs, and what is wrong with it; no weight is read."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, plac
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_values
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
+from medusa_chat.checkpoints.layouts.token_ids import refuse_ids_beyond
 from medusa_chat.checkpoints.memory_estimate import estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
+from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.checkpoints.usual_context import LONGEST
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
@@ -89,7 +92,7 @@ def _refused(
     refuse_unlike: Callable[[Path], None] | None,
 ) -> Iterator[str]:
     """Why a load would refuse the calibration beside the heads, the adapter, or the backbone's
-    family or tensors."""
+    family, tensors or tokenizer."""
     try:
         _refuse_calibration(source)
         if adapter is not None:
@@ -98,6 +101,10 @@ def _refused(
         refuse_unfit(SimpleNamespace(**files.config))
         if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
             refuse_unlike(folder)
+        if refuse_unlike is not None and isinstance(place, LocalFolder) and not files.stored:
+            with closing(TokenizerTrial(place_in(place.folder, files), plain_too=True)) as trial:
+                trial.refuse()
+            refuse_ids_beyond(place, files.folder, sizes(files.config).vocabulary)
     except ModelError as error:
         yield str(error)
 

@@ -1,6 +1,7 @@
 """load(): from a request to a model that decodes, phase by phase."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,10 @@ from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.shipped_heads import are_shipped
-from medusa_chat.checkpoints.tokenizer import add_known_template, end_tokens, read_tokenizer
+from medusa_chat.checkpoints.tokenizer import add_known_template, left_out, read_tokenizer
+from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.backends.native.blocks import Keep, Rounded
 from medusa_chat.decoding.detokenizer import TokenTexts
@@ -114,14 +117,17 @@ def _without_unused_heads(
 
 def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: Keep) -> _ReadParts:
     """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
-    heads, padding = read_heads(found, config)
-    tokenizer = read_tokenizer(found.backbone)
-    template = add_known_template(tokenizer, found.template)
+    with closing(TokenizerTrial(found.backbone)) as trial:  # while the weights are read
+        heads, padding = read_heads(found, config)
+        model, reading = weights.read_backbone(
+            *(found, config, plan.precision, plan.device, plan.device_map),
+            dtype=read_dtype(found, keep),
+        )
+        trial.refuse()
+    tokenizer = read_tokenizer(found.backbone, int(config.get_text_config().vocab_size))
+    template = left_out(found.backbone, tokenizer)
+    template += add_known_template(tokenizer, found.template)
     template += missing_limits() if tokenizer.chat_template else []
-    model, reading = weights.read_backbone(
-        *(found, config, plan.precision, plan.device, plan.device_map),
-        dtype=read_dtype(found, keep),
-    )
     notes = [*found.notes, *padding, *template, *plan.notes, *reading]
     if found.adapter is not None:
         model = merge_adapter(model, found.adapter)

@@ -1,33 +1,41 @@
-"""The tokenizer of a checkpoint: read, given a known chat template, and what ends its turns."""
+"""The tokenizer of a checkpoint: read as it is stored, and given a known chat template."""
 
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from medusa_chat.checkpoints.layouts.source import LocalFolder, read_json
-from medusa_chat.errors import ModelError, first_line
+from medusa_chat.checkpoints.layouts.token_ids import (
+    refuse_beyond,
+    token_text,
+    used_texts,
+    without_beyond,
+)
+from medusa_chat.errors import ModelError, first_line, is_panic
 from medusa_chat.hub.catalog import KnownTemplate
 
+STORED, SETTINGS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+FILES = (STORED, "tokenizer.model", "vocab.json")
+TEMPLATE, TEMPLATES, DEFAULT = "chat_template.jinja", "additional_chat_templates", "default"
 OF_PROCESSOR = "chat_template.json"  # where vision-language checkpoints may have the template
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
+FEW = 3  # tokens that a sentence names
+LISTS = ("additional_special_tokens", "extra_special_tokens")  # of special tokens without a role
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of a folder. Raises ModelError."""
-    if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+def read_tokenizer(folder: Path, rows: int | None = None) -> Any:
+    """The fast tokenizer of a folder. Its tokenizer.json, where there is one, decides every id: a
+    special token that it lacks is left out. rows: tokens that the model has embeddings for; added
+    tokens beyond, which nothing uses, are left out as well. Raises ModelError."""
+    if not any((folder / name).is_file() for name in FILES):
         raise ModelError(f"{folder} holds no tokenizer: it is incomplete, fetch it again")
-    try:
-        try:
-            tokenizer = _read(AutoTokenizer, folder)
-        except ValueError:  # what transformers raises for code that it may not run, too
-            if not _has_own_code(folder):
-                raise
-            tokenizer = _read(PreTrainedTokenizerFast, folder)
-    except Exception as error:  # transformers raises all kinds for broken tokenizer files
-        raise ModelError(f"the tokenizer in {folder} is broken: {first_line(error)}") from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
+    with _broken(folder):
+        read = _stored if (folder / STORED).is_file() else _converted
+        tokenizer = read(folder, rows)
     if not tokenizer.chat_template and (folder / OF_PROCESSOR).is_file():
         template = read_json(LocalFolder(folder), OF_PROCESSOR).get("chat_template")
         tokenizer.chat_template = template if isinstance(template, str) else None
@@ -35,18 +43,137 @@ def read_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _read(kind: Any, folder: Path) -> Any:
-    return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+@contextmanager
+def _broken(folder: Path) -> Iterator[None]:
+    """What transformers and tokenizers raise for broken files, which is of all kinds, as one."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise ModelError(f"the tokenizer in {folder} is broken: {first_line(error)}") from error
 
 
-def _has_own_code(folder: Path) -> bool:
-    """Whether a tokenizer would be read by code of its folder, which is never run, and has a
-    tokenizer.json, which needs none."""
-    config = folder / "tokenizer_config.json"
-    if not (folder / "tokenizer.json").is_file() or not config.is_file():
-        return False
-    named = read_json(LocalFolder(folder), config.name).get("auto_map")
-    return isinstance(named, dict) and "AutoTokenizer" in named
+def _stored(folder: Path, rows: int | None) -> Any:
+    """The tokenizer.json of a folder, without a rule of the class that the settings name."""
+    settings, special = _json(folder, SETTINGS), _json(folder, SPECIAL)
+    named = special | settings if "added_tokens_decoder" in settings else settings | special
+    named["chat_template"] = _template(folder, settings.get("chat_template"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / STORED))
+    backend = tokenizer.backend_tokenizer
+    if backend.padding is not None:  # the class has added the token that pads
+        backend = Tokenizer.from_file(str(folder / STORED))
+    within = _within(backend, rows, named, folder)
+    if within is not tokenizer.backend_tokenizer:
+        tokenizer = _around(within)
+    _name(tokenizer, named)
+    return tokenizer
+
+
+def _converted(folder: Path, rows: int | None) -> Any:
+    """The tokenizer that transformers makes of other files. Code of the folder is never run."""
+    found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if not found.is_fast:
+        raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
+    named = found.special_tokens_map | {
+        "extra_special_tokens": found.extra_special_tokens,
+        "chat_template": found.chat_template,
+    }
+    backend = _within(found.backend_tokenizer, rows, named, folder)
+    if backend is found.backend_tokenizer:
+        return found
+    tokenizer = _around(backend)
+    _name(tokenizer, named)
+    return tokenizer
+
+
+def _within(
+    backend: Tokenizer, rows: int | None, named: Mapping[str, Any], folder: Path
+) -> Tokenizer:
+    """The tokenizer with no id from `rows` on. Raises ModelError where such a token is used."""
+    if rows is None or max(backend.get_vocab().values(), default=0) < rows:
+        return backend
+    values = json.loads(backend.to_str())
+    refuse_beyond(values, used_texts(named), rows, f"the tokenizer in {folder}")
+    return Tokenizer.from_str(json.dumps(without_beyond(values, rows)))
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """A settings file, whose size and kind were checked before."""
+    file = folder / name
+    return dict(json.loads(file.read_bytes())) if file.is_file() else {}
+
+
+def _around(backend: Tokenizer) -> Any:
+    backend.no_padding()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def _name(tokenizer: Any, named: Mapping[str, Any]) -> None:
+    """Give a tokenizer its special tokens, by roles and in any layout, and its template. Given to
+    the class itself, tokens that it lacks would be added."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    in_vocabulary = {text for text in _texts(named) if backend.token_to_id(text) is not None}
+    known = {role: t for role, value in _roles(named) if (t := token_text(value)) in in_vocabulary}
+    usual = tokenizer.SPECIAL_TOKENS_ATTRIBUTES
+    tokenizer.SPECIAL_TOKENS_ATTRIBUTES = [*usual, *(role for role in known if role not in usual)]
+    for role, text in known.items():
+        setattr(tokenizer, role, text)
+    special = [one.content for one in backend.get_added_tokens_decoder().values() if one.special]
+    listed = [text for text in _listed(named) if text in in_vocabulary]
+    tokenizer.extra_special_tokens = list(dict.fromkeys([*listed, *special]))
+    tokenizer.chat_template = named.get("chat_template")
+
+
+def _texts(named: Mapping[str, Any]) -> list[str]:
+    """Every special token that is named, once."""
+    found = [*(token_text(value) for _, value in _roles(named)), *_listed(named)]
+    return [text for text in dict.fromkeys(found) if text]
+
+
+def _roles(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(role, token) of every special token that has a role: "bos_token", "image_token"."""
+    for group in [named, *(named.get(name) for name in LISTS)]:
+        pairs = group.items() if isinstance(group, dict) else ()
+        yield from (pair for pair in pairs if pair[0].endswith("_token"))
+
+
+def _listed(named: Mapping[str, Any]) -> list[str]:
+    """The special tokens that have none."""
+    groups = [named.get(name) for name in LISTS]
+    return [token_text(one) for group in groups if isinstance(group, list) for one in group]
+
+
+def _template(folder: Path, told: Any) -> Any:
+    """The chat template, or several by name: of files of their own, before that of the settings.
+    None where several have no default, or what is told is none."""
+    named = {DEFAULT: folder / TEMPLATE}
+    if (folder / TEMPLATES).is_dir():
+        named |= {file.stem: file for file in sorted((folder / TEMPLATES).glob("*.jinja"))}
+    found = {name: file.read_text("utf-8") for name, file in named.items() if file.is_file()}
+    if not found and isinstance(told, list):
+        pairs = [(o.get("name"), o.get("template")) for o in told if isinstance(o, dict)]
+        found = {n: text for n, text in pairs if isinstance(n, str) and isinstance(text, str)}
+    if len(found) > 1:
+        return found if DEFAULT in found else None
+    return next(iter(found.values()), told if isinstance(told, str) else None)
+
+
+def left_out(folder: Path, tokenizer: Any) -> list[str]:
+    """A sentence that names the special tokens of the settings which were left out, if any."""
+    if not (folder / STORED).is_file():
+        return []
+    named = _json(folder, SPECIAL) | _json(folder, SETTINGS)
+    known = tokenizer.backend_tokenizer.token_to_id
+    missing = [repr(text[:40]) for text in _texts(named) if known(text) is None]
+    if not missing:
+        return []
+    more = f" and {len(missing) - FEW} more" if len(missing) > FEW else ""
+    told = f"{', '.join(missing[:FEW])}{more}"
+    return [f"the tokenizer has no id for {told}, which its settings name: left out"]
 
 
 def add_known_template(tokenizer: Any, known: KnownTemplate | None) -> list[str]:
@@ -55,16 +182,3 @@ def add_known_template(tokenizer: Any, known: KnownTemplate | None) -> list[str]
         return []
     tokenizer.chat_template = known.text
     return [f"the checkpoint has no chat template: using the known one for {known.repo}"]
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn: the generation config's, and the tokenizer's where its chat
-    template uses it."""
-    ids = model.generation_config.eos_token_id
-    found = set(ids) if isinstance(ids, (list, tuple)) else {ids}
-    found.add(tokenizer.eos_token_id)
-    for text in TURN_ENDS:
-        if tokenizer.chat_template and text in str(tokenizer.chat_template):
-            found.add(tokenizer.get_vocab().get(text))
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    return frozenset(i for i in found if isinstance(i, int) and 0 <= i < vocabulary)

@@ -1,17 +1,23 @@
 """From token ids to printable text: streaming decoding, stop strings, the text of one token."""
 
-from collections.abc import Sequence
+import codecs
+import re
+from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
+STRAY = "\ufffd"  # what a byte that belongs to no character is shown as
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how vocabularies with byte fallback write a byte
 
 
 class TextStream:
     """Token ids in, printable text out.
 
-    An incomplete character, and text that may be the beginning of a stop string, is held back; at
-    the end so is a U+FFFD of the answer's own, which looks like one. Nothing is given from a stop
-    string on.
+    What was given stands. An incomplete character, and text that may be the beginning of a stop
+    string, is held back until it is whole or cannot be; bytes of no character become U+FFFD, and
+    the text goes on. Nothing is given from a stop string on. Without one the pieces and the tail
+    are what the tokenizer decodes, but where an invalid run of byte tokens begins with characters
+    that were shown: those are kept.
 
     >>> stream = TextStream(tokenizer, stop=("###",))
     >>> text = "".join(stream.push(token) for token in ids) + stream.tail()
@@ -19,20 +25,51 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
         """tokenizer: a fast transformers tokenizer."""
-        self._backend = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._pieces = _Pieces(tokenizer.backend_tokenizer)
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        self._special = {token for token, one in added.items() if one.special}
+        self._characters = codecs.getincrementaldecoder("utf-8")(self._pieces.errors)
+        self._window: list[str] = []  # the last pieces that gave text: what follows may hang on it
+        self._window_text = ""
         self._stop = tuple(stop)
         self._held = ""
         self.is_stopped = False
 
     def push(self, token: int) -> str:
         """The text that is complete with this token; "" after a stop string."""
-        piece = self._stream.step(self._backend, token)
-        if self.is_stopped or not piece:
+        piece = self._pieces.piece(token)
+        if self.is_stopped or piece is None or token in self._special:
             return ""
+        data = self._pieces.bytes_of(piece)
+        characters = self._characters.decode(data or b"", final=data is None)
+        pieces = self._pieces.of_text(characters)
+        return self._before_stop(self._decoded([*pieces, piece] if data is None else pieces))
+
+    def tail(self) -> str:
+        """The text held back, after the last token: of an incomplete character U+FFFD."""
+        if self.is_stopped:
+            return ""
+        rest = self._pieces.of_text(self._characters.decode(b"", final=True))
+        shown = self._before_stop(self._decoded(rest))
+        held, self._held = self._held, ""
+        return shown + held
+
+    def _decoded(self, pieces: list[str]) -> str:
+        """The text that pieces add to what is decoded."""
+        if not pieces:
+            return ""
+        whole = [*self._window, *pieces]
+        text = self._pieces.decode(whole)
+        fresh = text[len(commonprefix((self._window_text, text))) :]
+        self._window = pieces if fresh else whole
+        self._window_text = self._pieces.decode(pieces) if fresh else text
+        return fresh
+
+    def _before_stop(self, text: str) -> str:
+        """What of the text held so far and this can be given."""
         if not self._stop:
-            return piece
-        self._held += piece
+            return text
+        self._held += text
         found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
         if found:
             self.is_stopped = True
@@ -41,11 +78,6 @@ class TextStream:
         cut = len(self._held) - self._held_back()
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
-
-    def tail(self) -> str:
-        """The text held back for stop strings, after the last token."""
-        held, self._held = self._held, ""
-        return held
 
     def _held_back(self) -> int:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""
@@ -61,6 +93,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._pieces = _Pieces(tokenizer.backend_tokenizer)
         self._texts: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
@@ -69,12 +102,49 @@ class TokenTexts:
         return self._texts[token]
 
     def _text(self, token: int) -> str:
-        text = self.tokenizer.decode([token])
-        piece = self.tokenizer.convert_ids_to_tokens(token) or ""
-        if "\ufffd" in text:
-            table = _byte_table()
-            return "".join(f"<0x{table[c]:02X}>" if c in table else c for c in piece)
-        return " " + text.lstrip(" ") if piece.startswith("\u2581") else str(text)
+        piece = self._pieces.piece(token) or ""
+        data = self._pieces.bytes_of(piece)
+        if data:
+            characters = data.decode("utf-8", "surrogateescape")
+            return "".join(f"<0x{b:02X}>" if (b := _stray(c)) else c for c in characters)
+        text = str(self.tokenizer.decode([token]))
+        return " " + text.lstrip(" ") if piece.startswith("\u2581") else text
+
+
+class _Pieces:
+    """The pieces of a vocabulary, as its decoder takes them; which of them are bytes."""
+
+    def __init__(self, backend: Any) -> None:
+        self.piece: Callable[[int], str | None] = backend.id_to_token
+        decoder = backend.decoder
+        self.decode: Callable[[list[str]], str] = " ".join if decoder is None else decoder.decode
+        self._is_byte_level = self.decode(["a", "\u00c3", "\u00a9", "a"]) == "a\u00e9a"
+        self._falls_back = self.decode(["a", "<0xC3>", "<0xA9>", "a"]) == "a\u00e9a"
+        # as the decoders do: one U+FFFD for the bytes of an incomplete character, or for each
+        self.errors = "replace" if self._is_byte_level else "surrogateescape"
+
+    def bytes_of(self, piece: str) -> bytes | None:
+        """The bytes that a piece stands for; None for a piece of text."""
+        if self._falls_back and (one := BYTE.fullmatch(piece)):
+            return bytes([int(one[1], 16)])
+        if self._is_byte_level and all(c in BYTES for c in piece):
+            return bytes(BYTES[c] for c in piece)
+        return None
+
+    def of_text(self, characters: str) -> list[str]:
+        """Pieces that decode to characters that came as bytes."""
+        if self._is_byte_level:
+            return ["".join(CHARACTERS[b] for b in characters.encode())] if characters else []
+        return [
+            piece
+            for c in characters
+            for piece in ([STRAY] if _stray(c) else [f"<0x{b:02X}>" for b in c.encode()])
+        ]
+
+
+def _stray(character: str) -> int:
+    """The byte that Python's surrogateescape hides in a character; 0 for any other character."""
+    return ord(character) - 0xDC00 if "\udc80" <= character <= "\udcff" else 0
 
 
 def _byte_table() -> dict[str, int]:
@@ -82,3 +152,7 @@ def _byte_table() -> dict[str, int]:
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = [byte for byte in range(256) if byte not in kept]
     return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}
+
+
+BYTES = _byte_table()
+CHARACTERS = {byte: character for character, byte in BYTES.items()}

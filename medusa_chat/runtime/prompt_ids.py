@@ -7,6 +7,7 @@ from typing import Any
 
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.detokenizer import STRAY
 from medusa_chat.decoding.events import Finished
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.messages import Message, Text
@@ -24,7 +25,7 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
     tokenizer, context = loaded.tokenizer, loaded.info.context
     if isinstance(prompt, str):
         refuse_endless(tokenizer, prompt, context)
-        return tokenizer(prompt)["input_ids"], prompt
+        return _raw(tokenizer, prompt), prompt
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
     messages = [_neutral(tokenizer, message) for message in prompt]
@@ -35,6 +36,13 @@ def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
         rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
         return [*ids, *rest], text
     return tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+
+def _raw(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text with what the tokenizer puts around it; BOS once where it is typed too."""
+    ids: list[int] = tokenizer(text)["input_ids"]
+    bos = tokenizer.bos_token_id
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def encode_latest(
@@ -98,6 +106,6 @@ def said_so_far(
     """The conversation with the answer, text and ids, for the next turn to begin with; empty where
     the answer's text is not that of its ids (a stop string, half a character, an error)."""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
-    if event.reason == "error" or whole != event.text:
+    if event.reason == "error" or whole != event.text or whole.endswith(STRAY):
         return "", []
     return text + event.text, [*ids, *event.token_ids]

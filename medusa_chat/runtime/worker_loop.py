@@ -15,7 +15,7 @@ from typing import Any
 
 from medusa_chat.clean_stream import clean_output
 from medusa_chat.decoding.events import Step
-from medusa_chat.errors import MedusaChatError, ModelError, first_line
+from medusa_chat.errors import MedusaChatError, ModelError, first_line, is_panic
 from medusa_chat.messages import Request
 
 BATCH_SECONDS = 0.01
@@ -84,6 +84,11 @@ def _handled(worker: Any, request: Request[Any], pipe: Connection) -> End:
         if is_sticky(error):
             return End(ModelError(f"the GPU reported an error ({first_line(error)})"), is_last=True)
         return End(RuntimeError(f"{type(error).__name__}: {error}"))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        what = f"the tokenizer of this model fails at this text ({first_line(error)})"
+        return End(ModelError(f"{what}: change the text, or use another checkpoint"))
     return End()
 
 

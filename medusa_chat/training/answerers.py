@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.memory import device_memory, held_bytes
-from medusa_chat.checkpoints.tokenizer import end_tokens
+from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.usual_context import short_length
 from medusa_chat.decoding.backends import native
 from medusa_chat.decoding.families import windows

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
+from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.families import needs_eager
 from medusa_chat.errors import ModelError, UsageError
@@ -60,6 +62,8 @@ def prepare_setup(
     precision, reason = devices.choose_precision(request.precision, device)
     place = found.source
     found = yield from _told(converted(found, precision))
+    with closing(TokenizerTrial(found.backbone)) as trial:
+        trial.refuse()
     tokenizer = read_tokenizer(found.backbone)
     _require_teacher(request.recipe, precision)
     length = _sequence_length(request, config.get_text_config())

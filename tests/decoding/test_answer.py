@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.tokenizers import byte_tokenizer
+from support.tokenizers import byte_fallback_tokenizer, byte_tokenizer
 
 from medusa_chat.decoding import answer as answers
 from medusa_chat.decoding.answer import Answer
@@ -58,6 +58,22 @@ def test_texts_of_all_events_join_and_survive_json():
     assert first + "".join(event.text for event in events) + last.tail == last.text
     for event in (*events, last):
         assert from_json(to_json(event) | {"new_field": 1}) == event
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_an_answer_of_stray_bytes_goes_on_and_is_whole(size):
+    """Vocabularies with byte fallback ended it with an error in mid-stream."""
+    tokenizer = byte_fallback_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids(["<0x0A>", "<0xC3>", "ab", "<0xA9>", "a", "<0xF0>"])
+    answer = Answer(frozenset(), 6, "length", TokenTexts(tokenizer), ())
+    _, text = answer.begin(StepResult([0], [], ids[0], True), 0.1)
+    for start in range(1, 6, size):
+        tokens = ids[start : start + size]
+        text += answer.step(tokens, StepResult([0], [], 0, True), 0.1, 0.1, "").text
+    last = answer.finished()
+    assert (last.reason, last.tail) == ("length", "\ufffd")
+    assert text + last.tail == last.text == "\n\ufffdab\ufffda\ufffd"
+    assert list(last.token_ids) == ids
 
 
 @pytest.mark.parametrize(("given", "following"), [("bc", "c"), ("b", "")])

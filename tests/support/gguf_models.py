@@ -57,10 +57,13 @@ def write_gguf(
     split: int = 0,
     is_first_small: bool = False,
     family: str = "",
+    tokens: Mapping[int, tuple[str, int]] | None = None,
+    without: tuple[str, ...] = (),
     **more: Any,
 ) -> Path:
     """Write a model; where it lies. kind: type of the matrices; more: further metadata, by its key.
-    family: its name in the file, where it is not that of the model.
+    family: its name in the file, where it is not that of the model. tokens: id -> (text, kind), in
+    place of those that the vocabulary has there. without: keys that are left out.
     split: tensors of a part of a split file, of which the first may have none."""
     config = model.config
     name = family or NAMES.get(config.model_type, config.model_type)
@@ -70,11 +73,16 @@ def write_gguf(
     kinds = {"gemma4": _add_gemma4}
     add_tokenizer = _add_sentencepiece if sentencepiece else kinds.get(name, _add_tokenizer)
     add_tokenizer(writer, template)
+    for number, (word, kind_of_token) in (tokens or {}).items():
+        _value(writer, "tokens")[number] = word
+        _value(writer, "token_type")[number] = kind_of_token
     for key, value in more.items():
         key = key.replace("__", ".")
         kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
         kinds |= {bool: writer.add_bool, list: writer.add_array}
         kinds[type(value)](key, value)
+    for key in without:
+        writer.kv_data[0].pop(key, None)
     for place, tensor in tensors_of(model, name).items():
         _add(writer, place, tensor, kind if tensor.ndim > 1 else "F32")
     writer.write_header_to_file()
@@ -82,6 +90,11 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path.with_name(f"{path.stem}-00001-of-{len(writer.tensors):05d}.gguf") if split else path
+
+
+def _value(writer: gguf.GGUFWriter, name: str) -> list[Any]:
+    values: list[Any] = writer.kv_data[0][f"tokenizer.ggml.{name}"].value
+    return values
 
 
 def tensors_of(model: Any, name: str) -> Mapping[str, np.ndarray]:
@@ -216,7 +229,7 @@ def _add_gemma4(writer: gguf.GGUFWriter, template: str | None) -> None:
 def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE)
-    writer.add_token_list(TOKENS)
+    writer.add_token_list([*TOKENS])
     writer.add_token_types([1] * BOS + [3] * (ROWS - BOS))
     writer.add_token_merges(["h e"])
     writer.add_bos_token_id(BOS)

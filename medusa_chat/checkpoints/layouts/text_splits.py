@@ -95,9 +95,12 @@ RULES: Mapping[tuple[str, ...], tuple[str, ...]] = {
 SPLITS = {name: rules for names, rules in RULES.items() for name in names}
 # the same, for vocabularies of plain text whose spaces are \u2581, as Gemma 4's
 UNSPLIT = ("gemma4", "sarvam-moe")
+# a text begins with BOS where a file does not say
+BEGUN = (*("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),)
+BEGUN += ("lfm2", "jina-v5-nano", "tekken")
 # a piece that is a token is taken as it is, without merges
-WHOLE = (*("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),)
-WHOLE += ("lfm2", "jina-v5-nano", "tekken", "youtu", "minicpm5")
+WHOLE = (*BEGUN, "youtu", "minicpm5")
+BEGUN += ("chameleon",)
 
 
 def unknown_split(metadata: Mapping[str, Any]) -> str:

@@ -1,0 +1,111 @@
+"""Token ids for which a model has no embedding: which a tokenizer.json gives, and which matter."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from medusa_chat.checkpoints.layouts.settings_files import MAX_TOKENIZER
+from medusa_chat.checkpoints.layouts.source import MAX_JSON, Source, read_json
+from medusa_chat.errors import ModelError
+
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
+TEMPLATE = "chat_template.jinja"
+
+ROLES = ("bos_token", "eos_token", "unk_token")  # the others are written by nothing here
+
+
+def refuse_ids_beyond(source: Source, folder: str, rows: int) -> None:
+    """Refuse the tokenizer.json of a model's folder as `refuse_beyond` does, with what lies beside
+    it. Raises ModelError."""
+    before = f"{folder}/" if folder else ""
+    names = source.files()
+    if f"{before}tokenizer.json" not in names:
+        return
+    values = read_json(source, f"{before}tokenizer.json", MAX_TOKENIZER)
+    used = [
+        text
+        for name in SETTINGS
+        if before + name in names
+        for text in used_texts(read_json(source, before + name))
+    ]
+    if before + TEMPLATE in names:
+        used.append(source.read(before + TEMPLATE, 0, MAX_JSON).decode("utf-8", "replace"))
+    refuse_beyond(values, used, rows, f"the tokenizer in {source.name}/{folder}".rstrip("/"))
+
+
+def refuse_beyond(tokenizer: Mapping[str, Any], used: Iterable[str], rows: int, where: str) -> None:
+    """Refuse a tokenizer.json whose vocabulary is larger than the model's embeddings, or that has
+    an added token beyond them which is in one of the texts `used`, or is put around every text.
+
+    Others may be there: one vocabulary serves Gemma 3 with pictures and without, and the model
+    without them has no embedding for their token. Raises ModelError, in one line.
+    """
+    text, largest = max(_vocabulary(tokenizer), key=lambda pair: pair[1], default=("", -1))
+    if largest >= rows:
+        raise _refusal(text, largest, rows, where)
+    added = added_beyond(tokenizer, rows)
+    if added:
+        whole = "\n".join([*used, *_around(tokenizer)])
+        for text, number in added.items():
+            if text in whole:
+                raise _refusal(text, number, rows, where)
+
+
+def used_texts(settings: Mapping[str, Any]) -> Iterator[str]:
+    """What the settings of a tokenizer have written into prompts: special tokens, templates."""
+    yield from (token_text(settings.get(role)) for role in ROLES)
+    template = settings.get("chat_template")
+    named = template.values() if isinstance(template, dict) else [template]
+    listed = [one.get("template") for one in _objects(template)]
+    yield from (text for text in [*named, *listed] if isinstance(text, str))
+
+
+def token_text(value: object) -> str:
+    """The text of a special token, which is one or an object with its content; "" for others."""
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else ""
+
+
+def added_beyond(tokenizer: Mapping[str, Any], rows: int) -> dict[str, int]:
+    """The added tokens of a tokenizer.json for which there is no embedding, with their ids."""
+    added = _objects(tokenizer.get("added_tokens"))
+    return {
+        str(one.get("content")): one["id"]
+        for one in added
+        if type(one.get("id")) is int and one["id"] >= rows
+    }
+
+
+def without_beyond(tokenizer: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """The tokenizer.json without them: their text is text as any other."""
+    kept = [one for one in tokenizer["added_tokens"] if one["id"] < rows]
+    return {**tokenizer, "added_tokens": kept}
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+
+
+def _vocabulary(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    model = tokenizer.get("model")
+    tokens = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(tokens, dict):
+        yield from ((text, number) for text, number in tokens.items() if type(number) is int)
+    elif isinstance(tokens, list) and tokens:  # [text, score], by their ids
+        last = tokens[-1]
+        yield str(last[0] if isinstance(last, list) and last else last), len(tokens) - 1
+
+
+def _around(tokenizer: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of tokens that are put around every text."""
+    part = tokenizer.get("post_processor")
+    parts = _objects(part.get("processors")) if isinstance(part, dict) else []
+    for one in [part, *parts]:
+        tokens = one.get("special_tokens") if isinstance(one, dict) else None
+        yield from tokens if isinstance(tokens, dict) else ()
+
+
+def _refusal(text: str, number: int, rows: int, where: str) -> ModelError:
+    return ModelError(
+        f"{where} gives {text[:40]!r} the id {number}, and the model has embeddings for {rows} "
+        "tokens: take the tokenizer that belongs to the model"
+    )
