@@ -1,8 +1,10 @@
 """LoadedModel: a model that decodes, with its tokenizer, its auto tree and what to tell of it."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from medusa_chat.checkpoints.control_tokens import ControlTokens
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
@@ -38,6 +40,12 @@ class LoadedModel:
     budgets: dict[str, DraftBudget] = field(default_factory=dict)  # by drafter; they learn
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
     plain: PlainTime = field(default_factory=PlainTime)
+    told: set[int] = field(default_factory=set)  # what was said once (runtime/reply.py)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """The tokens that a message must not be able to write."""
+        return ControlTokens(self.tokenizer)
 
     def auto_tree(self, nodes: int | None = None) -> tuple[Tree, str]:
         """The auto tree of so many nodes, None for as many as pay best, and why. Kept: to find it

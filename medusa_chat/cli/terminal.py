@@ -80,6 +80,8 @@ def show(event: Event, verbose: bool = False) -> None:
             print(choices(event), file=sys.stderr, flush=True)
         if event.left_out:
             note(f"the context is full: {event.left_out} of the oldest messages are left out")
+        for sentence in event.notes:
+            note(sentence)
     text = event.tail + "\n" if isinstance(event, Finished) else event.text
     print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
     if isinstance(event, Finished):

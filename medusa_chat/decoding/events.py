@@ -98,7 +98,8 @@ class Reading:
 class Prefilled:
     """The prompt is in the cache and the first token is there. settings: all of them, resolved.
     backend: what runs the steps. left_out: how many messages of the conversation's beginning the
-    context has no room for; backbone: what the heads sit on, where that is not the checkpoint."""
+    context has no room for; backbone: what the heads sit on, where that is not the checkpoint.
+    notes: what else was done to the conversation, a sentence each."""
 
     model: str
     precision: str
@@ -115,6 +116,7 @@ class Prefilled:
     backend: str = ""
     left_out: int = 0
     backbone: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
 
 from medusa_chat.messages import Message
 from medusa_chat.runtime.answer_figures import AnswerFigures
@@ -70,14 +68,10 @@ class Transcript:
         return self.answers[max(self.answers)] if self.answers else None
 
     def prompt(self, system: str, begun: str = "") -> list[Message]:
-        """What a model is asked with. system: a prompt before it, begun: of the answer so far.
-        Messages of one role that follow each other (a question whose answer never came, and the
-        next one) are one: some chat templates refuse others."""
+        """What a model is asked with. system: a prompt before it, begun: of the answer so far."""
         first: list[Message] = [{"role": "system", "content": system}] if system else []
         last: list[Message] = [{"role": "assistant", "content": begun}] if begun else []
-        turns = groupby([*self.messages, *last], itemgetter("role"))
-        texts = ((role, (one["content"] for one in turn)) for role, turn in turns)
-        return [*first, *({"role": role, "content": "\n\n".join(said)} for role, said in texts)]
+        return [*first, *self.messages, *last]
 
     def last_pieces(self) -> Sequence[Piece]:
         """The last message in the pieces it came in, in one where it was edited since."""
