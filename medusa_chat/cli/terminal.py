@@ -22,6 +22,7 @@ from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.trace_line import to_json
 
+DIM = "\033[2m{}\033[22m"
 # Control characters, which a terminal would obey instead of print; tab and newline stay.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
 
@@ -51,7 +52,7 @@ def answer(
 ) -> tuple[Finished | None, bool]:
     """Print one answer as it comes. (Its end, None where there was none; whether Ctrl-C stopped
     it, which it does in order: the trace is whole.)"""
-    last = None
+    last, shown = None, Shown(verbose)
     with (
         stopping(runner.stop) as is_stopped,
         closing(runner.run(asked)) as events,
@@ -64,7 +65,7 @@ def answer(
             if as_json:
                 print(line, flush=True)
             else:
-                show(event, verbose)
+                shown.show(event)
             if isinstance(event, Finished):
                 last = event
                 if event.reason == "error":
@@ -72,20 +73,44 @@ def answer(
     return last, is_stopped()
 
 
-def show(event: Event, verbose: bool = False) -> None:
-    """Text to stdout as it comes, the figures to stderr at the end; before the answer what was
-    chosen for it, in a terminal where it is verbose, and that not all of the prompt was read."""
-    if isinstance(event, Prefilled):
-        if verbose or not sys.stderr.isatty():
+class Shown:
+    """An answer in the terminal: its text to stdout as it comes, all else to stderr. That is its
+    reasoning, dimmed, the figures at the end, and before it what was chosen, in a terminal where it
+    is verbose, and what of the conversation was not read as it is."""
+
+    def __init__(self, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._thought = 0  # characters of reasoning
+        self._is_thinking = False
+
+    def show(self, event: Event) -> None:
+        """Show what an event brings."""
+        if isinstance(event, Prefilled):
+            self._tell_prompt(event)
+        is_last = isinstance(event, Finished)
+        self._think(event.reasoning[self._thought :] if is_last else event.reasoning)
+        text = event.tail + "\n" if is_last else event.text
+        if text and self._is_thinking:
+            self._is_thinking = False
+            print("\n", file=sys.stderr, flush=True)
+        print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
+        if isinstance(event, Finished):
+            print(figures(event), file=sys.stderr, flush=True)
+
+    def _tell_prompt(self, event: Prefilled) -> None:
+        if self._verbose or not sys.stderr.isatty():
             print(choices(event), file=sys.stderr, flush=True)
         if event.left_out:
             note(f"the context is full: {event.left_out} of the oldest messages are left out")
         for sentence in event.notes:
             note(sentence)
-    text = event.tail + "\n" if isinstance(event, Finished) else event.text
-    print(text.translate(CONTROLS) if sys.stdout.isatty() else text, end="", flush=True)
-    if isinstance(event, Finished):
-        print(figures(event), file=sys.stderr, flush=True)
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._thought, self._is_thinking = self._thought + len(text), True
+            is_terminal = sys.stderr.isatty()
+            text = DIM.format(text.translate(CONTROLS)) if is_terminal else text
+            print(text, end="", file=sys.stderr, flush=True)
 
 
 def choices(event: Prefilled) -> str:

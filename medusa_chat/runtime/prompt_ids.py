@@ -8,41 +8,56 @@ from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.control_tokens import Typed
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.reasoning import HARMONY, Part, State, read
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message, Text
 from medusa_chat.runtime.turns import rendered
 
+REASONING = ("reasoning", "reasoning_content", "thinking")  # its keys in messages, by templates
+
 
 class PromptIds(NamedTuple):
     """A prompt's ids and the text they stand for. left_out: how many messages of its beginning the
-    context has no room for. refused: what the chat template does not take, in words."""
+    context has no room for. refused: what the chat template does not take, in words. state: where
+    the answer begins, amid reasoning or not."""
 
     ids: list[int]
     text: str
     left_out: int = 0
     refused: str = ""
+    state: State = "begin"
+
+
+class _Rendering(NamedTuple):
+    """A conversation as text. typed: where messages hold the text of control tokens."""
+
+    text: str
+    typed: list[Typed]
+    state: State
 
 
 def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
     """The ids of a prompt.
 
     A conversation is rendered by the tokenizer's chat template; where its last message is the
-    assistant's, the text ends inside it and the answer continues it. What its messages say is text
-    (ControlTokens). The text up to the end of the last answer keeps its ids: only what follows is
-    tokenised, so that the cache is reused.
+    assistant's, the text ends inside it and the answer continues it, its reasoning too where that
+    never ended. What messages say is text (ControlTokens). The text up to the end of the last
+    answer keeps its ids: only what follows is tokenised, so that the cache is reused.
     """
     if isinstance(prompt, str):
         return PromptIds(loaded.tokenizer(prompt)["input_ids"], prompt)
     if not loaded.tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
-    (text, typed), refused = rendered(prompt, lambda messages: _rendered(loaded, messages))
+    found, refused = rendered(prompt, lambda messages: _rendered(loaded, messages))
+    text, typed, state = found
     said, ids = loaded.said
     if not said or not text.startswith(said):
-        return PromptIds(loaded.control_tokens.ids(text, typed), text, refused=refused)
+        ids = loaded.control_tokens.ids(text, typed)
+        return PromptIds(ids, text, refused=refused, state=state)
     start = len(said)
     rest = [Typed(one.start - start, one.end - start) for one in typed if one.start >= start]
     new = loaded.control_tokens.ids_after(text[start:], rest)
-    return PromptIds([*ids, *new], text, refused=refused)
+    return PromptIds([*ids, *new], text, refused=refused, state=state)
 
 
 def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int) -> PromptIds:
@@ -68,36 +83,50 @@ def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int)
     return of(asked[place])._replace(left_out=asked[place] - len(system))
 
 
-def _rendered(loaded: LoadedModel, messages: list[Message]) -> tuple[str, list[Typed]]:
-    """The conversation as text, up to where the assistant's next token belongs, and where in it
-    messages hold the text of control tokens. Raises UsageError."""
+def _rendered(loaded: LoadedModel, messages: list[Message]) -> _Rendering:
+    """The conversation up to where the assistant's next token belongs. Raises UsageError."""
     hidden: list[str] = []
-    hide = loaded.control_tokens.hide
-    messages = [
-        one if _begins_with_reasoning(one) else {**one, "content": hide(one["content"], hidden)}
-        for one in messages
-    ]
-    continues = bool(messages) and messages[-1]["role"] == "assistant"
-    text = renderer().render(loaded.tokenizer, messages, continues=continues)
-    if continues:
-        ending = messages[-1]["content"]
-        trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own
-        if not text.endswith(ending) and text.endswith(trimmed):
-            text += ending[len(trimmed) :]
-    return loaded.control_tokens.restore(text, hidden)
+    parts = [_taken_apart(loaded, one, hidden) for one in messages]
+    shown = [_for_template(loaded, *one) for one in zip(messages, parts, strict=True)]
+    begun = parts[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if begun is None:
+        text = renderer().render(loaded.tokenizer, shown)
+        state = loaded.markup.after(text)
+    elif begun.reasoning:  # as the model wrote it: templates may leave it out
+        prompt = renderer().render(loaded.tokenizer, shown[:-1])
+        text = prompt + loaded.markup.written(begun, prompt)
+        state = "answer" if begun.text else "reasoning"
+    else:
+        text = renderer().render(loaded.tokenizer, shown, continues=True)
+        trimmed = begun.text.rstrip()  # some templates strip a message; its end is its own
+        if not text.endswith(begun.text) and text.endswith(trimmed):
+            text += begun.text[len(trimmed) :]
+        state = "answer"
+    return _Rendering(*loaded.control_tokens.restore(text, hidden), state)
 
 
-def _begins_with_reasoning(message: Message) -> bool:
-    """Whether it is an answer that templates take apart at its tags."""
-    return message["role"] == "assistant" and message["content"].lstrip().startswith("<think>")
+def _taken_apart(loaded: LoadedModel, message: Message, hidden: list[str]) -> Part:
+    """The reasoning and the text of a message, without the text of control tokens."""
+    part = Part(message.get("reasoning", ""), message["content"])
+    if message["role"] == "assistant" and not part.reasoning:
+        part = read(part.text)
+    return Part(*(loaded.control_tokens.hide(text, hidden) for text in part))
+
+
+def _for_template(loaded: LoadedModel, message: Message, part: Part) -> Message:
+    """A message as templates take it. Reasoning has several names; a template that knows none of
+    them leaves it out. Harmony's leave it out, too, and the first of them broke at it."""
+    made = {"role": message["role"], "content": part.text}
+    is_told = part.reasoning and loaded.markup != HARMONY
+    return made | dict.fromkeys(REASONING, part.reasoning) if is_told else made
 
 
 def said_so_far(
     loaded: LoadedModel, text: str, ids: list[int], event: Finished
 ) -> tuple[str, list[int]]:
-    """The conversation with the answer, text and ids, for the next turn to begin with; empty where
-    the answer's text is not that of its ids (a stop string, half a character, an error)."""
-    whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
-    if event.reason == "error" or whole != event.text:
+    """The conversation with the answer, text and ids, for the next turn to begin with; empty after
+    an error. An answer that was cut, as at a stop string, is not how that turn begins."""
+    if event.reason == "error":
         return "", []
-    return text + event.text, [*ids, *event.token_ids]
+    whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
+    return text + whole, [*ids, *event.token_ids]

@@ -36,8 +36,9 @@ def reply(
         read = encode(loaded, prompt)
     ids, notes = read.ids, _said_once(loaded, prompt, read.refused)
     advice = _Advice(loaded.info, settings.nodes or 1)
+    reader = None if isinstance(prompt, str) else loaded.reasoning_reader(read.state)
     answer = loaded.engine.generate(
-        ids, drafter, settings, texts=loaded.texts, should_stop=should_stop
+        ids, drafter, settings, texts=loaded.texts, should_stop=should_stop, reader=reader
     )
     with refuse_out_of_memory(advice), closing(answer) as events:
         for event in events:

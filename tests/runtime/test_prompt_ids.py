@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 from support.checkpoints import write_checkpoint
@@ -18,7 +17,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from medusa_chat.checkpoints.control_tokens import ControlTokens
+from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.prompt_ids import encode
@@ -98,8 +98,8 @@ def tokenizer_of(kind, template=TEMPLATE, special=SPECIAL, added=ADDED):
 
 
 def model_of(tokenizer):
-    tokens = ControlTokens(tokenizer)
-    return SimpleNamespace(tokenizer=tokenizer, control_tokens=tokens, said=("", []))
+    """All of a loaded model that a prompt is made with."""
+    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, None, (1, ""))
 
 
 def without(tokenizer, texts):
