@@ -53,6 +53,8 @@ class ControlTokens:
         self._finder.add_tokens(list(self._added.values()))
         self._renamed = _copy(backend, self._model)
         self._renamed.add_tokens([_renamed(t, self._names) for t in self._added.values()])
+        alone, amid = self.ids("a"), self.ids("\na")
+        self._begins_words = amid[-len(alone) :] != alone  # something stands before a first word
 
     def hide(self, typed: str, hidden: list[str]) -> str:
         """The text with a placeholder for each stretch that would become a control token; the
@@ -92,7 +94,7 @@ class ControlTokens:
     def ids_after(self, text: str, spans: Sequence[Typed] = ()) -> list[int]:
         """The token ids of a text that goes on from ids that are there: what a tokenizer puts
         before a text's first word is left out, as it is amid a text."""
-        for anchor in ANCHORS:
+        for anchor in ANCHORS if self._begins_words else ():
             alone, moved = self.ids(anchor), [Typed(s + 1, e + 1) for s, e in spans]
             joint = self.ids(anchor + text, moved)
             if joint[: len(alone)] == alone:
