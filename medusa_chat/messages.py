@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+# {"role": "system" | "user" | "assistant", "content": text}, of an answer also "reasoning" where it
+# has some; one without that key has its reasoning in the content, if any, as the model wrote it
+Message = dict[str, str]
 Text = Sequence[Message] | str  # a conversation, or a raw text without chat template
 
 

@@ -80,9 +80,9 @@ function take(update) {
   else if ("more" in update) setSaid(said + update.more);
 }
 
-// What is shown one by one goes by the reel; of the lines only what is no text.
+// What is shown one by one goes by the reel; of the lines only what is no text and no reasoning.
 function takeShown({ show, panel, live }) {
-  const lines = (live || "").split("\n").filter((line) => line.startsWith("{"));
+  const lines = (live || "").split("\n").filter((line) => /^{(?!"thought")/.test(line));
   if (lines.length) tell("medusa-lines", `${lines.join("\n")}\n`);
   if (panel && reel?.answer === show.answer) reel.panel = panel;
   else if (panel) {

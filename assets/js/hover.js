@@ -38,7 +38,7 @@ function characterAt(x, y) {
   return null;
 }
 
-// Which character of which answer's text that is: {answer, at, start, places}, or null.
+// Which character of which answer's text that is: {answer, at, places}, or null.
 function wordAt(event) {
   const target = event.target.closest?.("#history .bot .message-content");
   if (!target || event.target.closest("a, button, input, textarea, summary")) return null;
@@ -46,16 +46,15 @@ function wordAt(event) {
   const key = new Map(rows).get(row);
   const under = known.has(key) && characterAt(event.clientX, event.clientY);
   if (!under) return null;
-  const [answer, start] = key.split(".").map(Number);
   const places = placesOf(target, key);
   const at = places.get(under.node)?.[under.offset] ?? -1;
-  return at < 0 ? null : { answer, at: start + at, start, places, target };
+  return at < 0 ? null : { answer: Number(key), at, places, target };
 }
 
-function rangesOf({ places, start }, { from, to }) {
+function rangesOf({ places }, { from, to }) {
   const ranges = [];
   for (const [node, at] of places) {
-    const inside = at.flatMap((place, offset) => (place >= 0 && start + place >= from && start + place < to ? [offset] : []));
+    const inside = at.flatMap((place, offset) => (place >= Math.max(0, from) && place < to ? [offset] : []));
     if (inside.length) ranges.push(range(node, inside[0], inside.at(-1) + 1));
   }
   return ranges;

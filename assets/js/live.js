@@ -1,5 +1,6 @@
 // The answer while it is written. The value is JSON lines that only grow: a list is pieces of
-// text, [tokens, text, tokens, text ...]; {"status": s} what happens before there is text;
+// text, [tokens, text, tokens, text ...]; {"thought": s} more of what the model thinks, which is no
+// part of the text; {"status": s} what happens before there is either;
 // {"error": s} why nothing comes; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
@@ -21,7 +22,8 @@ root.replaceChildren(thought, status, error, voice);
 let read = "";
 let pieces = [];
 let whole = ""; // the text so far
-let heard = ""; // the part of it, reasoning left out, that was said
+let inner = ""; // the reasoning so far
+let heard = ""; // the part of the text that was said
 let saidAt = 0;
 let isOver = false; // the whole answer was said: what comes next is another one
 let isBusy = false;
@@ -31,7 +33,7 @@ function scrollBox() {
   return element.closest("#conversation");
 }
 
-function think(inner, isOpen) {
+function think(isOpen) {
   const isHidden = !inner.trim();
   if (thought.hidden !== isHidden) thought.hidden = isHidden;
   if (isHidden) return;
@@ -61,6 +63,7 @@ function reset() {
   read = "";
   pieces = [];
   whole = "";
+  inner = "";
   status.textContent = "";
   error.textContent = "";
 }
@@ -77,7 +80,8 @@ function take(value) {
       isOver = false;
       pieces.push(...item);
       for (let at = 1; at < item.length; at += 2) whole += item[at];
-    } else if ("status" in item) status.textContent = item.status;
+    } else if ("thought" in item) inner += item.thought;
+    else if ("status" in item) status.textContent = item.status;
     else if ("error" in item) error.textContent = item.error;
     else if ("done" in item) {
       announce(item.done, true); // an answer may be over before any of it was seen here
@@ -85,21 +89,20 @@ function take(value) {
     }
   }
   read = value.slice(0, end);
-  isBusy = Boolean(pieces.length || status.textContent);
-  if (whole) announce(split(whole)[0], false);
+  isBusy = Boolean(pieces.length || inner || status.textContent);
+  if (whole) announce(whole, false);
   drawSoon();
 }
 
 function draw() {
   const box = scrollBox();
-  const [, inner, isThinking] = split(whole);
-  think(inner, isThinking);
+  think(!whole);
   const busy = String(isBusy);
   if (root.dataset.busy !== busy) {
     root.dataset.busy = busy;
     box?.setAttribute("data-busy", busy);
   }
-  window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces, split } }));
+  window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces } }));
   if (box && error.textContent) box.scrollTop = box.scrollHeight;
 }
 

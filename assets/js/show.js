@@ -1,6 +1,6 @@
 // An answer that is shown slower than it comes: a stage between its stream and the blocks that draw
 // it. Text and tree go on by one step index, at the pace of window.medusaPace (pace.js). The stream
-// brings {answer, since, begin, steps: [[text, view]], ended, tail}.
+// brings {answer, since, begin, thought, steps: [[text, view, reasoning]], ended, tail}.
 const SHOWN_KEY = "medusa-chat-shown";
 const LOOK = 30; // ms between two looks at the clock
 const ASLEEP = 500; // ms: the tab slept, it goes on from here
@@ -20,6 +20,7 @@ function beginReel(line) {
     ...{ doneAt: before.answer === line.answer ? before.doneAt : timeNow(), resumed, isPaused: false, isSkipped: false, isBehind: false, isOver: false },
     timer: setInterval(pump, LOOK),
   };
+  addThought(line.thought);
   addPieces(line.begin);
   tellReel();
 }
@@ -97,6 +98,7 @@ function showUpTo(to) {
   const seen = reel.steps.slice(from, to + 1);
   reel.at = to;
   const at = reel.whole.length;
+  addThought(seen.map(([, , thought]) => thought).join(""));
   addPieces(seen.flatMap(([text, view]) => [view.tokens, text]));
   const views = seen.map(([, view]) => view);
   const all = reel.steps.slice(0, to + 1);
@@ -125,7 +127,11 @@ function addPieces(pieces) {
   if (!full.length) return;
   tell("medusa-lines", `${JSON.stringify(full)}\n`);
   for (let at = 1; at < full.length; at += 2) reel.whole += full[at];
-  setSaid(split(reel.whole)[0]);
+  setSaid(reel.whole);
+}
+
+function addThought(thought) {
+  if (thought) tell("medusa-lines", `${JSON.stringify({ thought })}\n`);
 }
 
 function finishReel() {

@@ -131,7 +131,7 @@ let shownAnswer = null;
 function mark() {
   const keys = new Map(rows);
   document.querySelectorAll("#history .message-row").forEach((row, place) => {
-    const isShown = Number((keys.get(place) || "").split(".")[0]) === shownAnswer;
+    const isShown = Number(keys.get(place) ?? NaN) === shownAnswer;
     if (row.classList.contains("is-shown") !== isShown) row.classList.toggle("is-shown", isShown);
   });
 }
@@ -166,25 +166,11 @@ box.addEventListener("change", () => {
   show();
 });
 window.addEventListener("medusa-live", (event) => {
-  livePieces = saidOnly(event.detail);
+  livePieces = event.detail.pieces;
   if (box.checked) schedule();
 });
 onValue(take);
 show();
-
-// Pieces without what was thought aloud.
-function saidOnly({ pieces, split }) {
-  let text = "";
-  for (let i = 1; i < pieces.length; i += 2) text += pieces[i];
-  if (!text.includes("<think>") && !text.includes("</think>")) return pieces;
-  let rest = split(text)[0].length;
-  const kept = [];
-  for (let i = pieces.length - 2; i >= 0 && rest > 0; i -= 2) {
-    kept.unshift(pieces[i], pieces[i + 1].slice(-rest));
-    rest -= pieces[i + 1].length;
-  }
-  return kept;
-}
 
 whenDrawn("history", () => {
   if (has && box.checked) scheduleRows();

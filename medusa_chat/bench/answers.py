@@ -104,8 +104,8 @@ def questions(context: BenchContext) -> list[Question]:
 
 def question_of(context: BenchContext, text: str, category: str = "") -> Question:
     """A user's message as a question."""
-    ids, _ = encode(context.loaded, [{"role": "user", "content": text}])
-    return Question(ids, category)
+    asked = [{"role": "user", "content": text}]
+    return Question(encode(context.loaded, asked).ids, category)
 
 
 def answer(context: BenchContext, question: Question, variant: Variant) -> Run:

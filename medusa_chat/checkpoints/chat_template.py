@@ -31,6 +31,10 @@ SLOW = f"takes more than {SECONDS:.0f} seconds"
 UNBOUNDED = "chat templates run without a memory limit: this system does not support one"
 
 
+class TemplateRefusal(UsageError):
+    """A template raised an error of its own: most refuse roles, or an order of them, like that."""
+
+
 @cache
 def renderer() -> "TemplateRenderer":
     """The renderer of this process, made at the first call."""
@@ -77,8 +81,8 @@ class TemplateRenderer:
         continues: bool = False,
     ) -> str:
         """The text of a conversation by the tokenizer's template. add_prompt: with the generation
-        prompt. continues: so that it continues the last message, without one. Raises UsageError
-        for what the template refuses, and for a template beyond the limits."""
+        prompt. continues: so that it continues the last message, without one. Raises
+        TemplateRefusal where the template does, UsageError for one beyond the limits."""
         template = tokenizer.get_chat_template()
         if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
             raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
@@ -91,7 +95,7 @@ class TemplateRenderer:
         }
         found = self._ask({"messages": list(messages), "options": options})
         if "error" in found:
-            raise UsageError(f"the chat template refuses this conversation: {found['error']}")
+            raise TemplateRefusal(f"the chat template refuses this conversation: {found['error']}")
         if "text" not in found:
             raise _refusal(found["refusal"])
         return found["text"]

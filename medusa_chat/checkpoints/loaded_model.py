@@ -1,11 +1,14 @@
 """LoadedModel: a model that decodes, with its tokenizer, its auto tree and what to tell of it."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from medusa_chat.checkpoints.control_tokens import ControlTokens
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.reasoning import Markup, ReasoningReader, State, markup_of
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo
 from medusa_chat.trees.auto_tree import auto_tree
@@ -37,6 +40,25 @@ class LoadedModel:
     budgets: dict[str, DraftBudget] = field(default_factory=dict)  # by drafter; they learn
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
     plain: PlainTime = field(default_factory=PlainTime)
+    told: set[int] = field(default_factory=set)  # what was said once (runtime/reply.py)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """The tokens that a message must not be able to write."""
+        return ControlTokens(self.tokenizer)
+
+    @cached_property
+    def markup(self) -> Markup:
+        """How the model writes its reasoning."""
+        added = (token.content for token in self.tokenizer.added_tokens_decoder.values())
+        return markup_of(str(self.tokenizer.chat_template or ""), added)
+
+    def reasoning_reader(self, state: State) -> ReasoningReader:
+        """A reader of an answer that begins in this state. Special tokens have no text in it."""
+        known = self.tokenizer.added_tokens_decoder.items()
+        special = {id: token.content for id, token in known if token.special}
+        markers = {id: text for id, text in special.items() if text in self.markup.markers}
+        return ReasoningReader(self.markup, markers, state)
 
     def auto_tree(self, nodes: int | None = None) -> tuple[Tree, str]:
         """The auto tree of so many nodes, None for as many as pay best, and why. Kept: to find it

@@ -74,9 +74,10 @@ class Chat(TalkOptions, DecodingOptions):
         except UsageError as error:
             note(str(error))
             return []
-        if last is None or not last.text:
+        if last is None or not (last.text or last.reasoning):
             return []
-        return [*asked, {"role": "assistant", "content": last.text}]
+        answered = {"role": "assistant", "content": last.text, "reasoning": last.reasoning}
+        return [*asked, answered]
 
 
 def _asked() -> str | None:

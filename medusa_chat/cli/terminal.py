@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from medusa_chat.clean_stream import exact
+from medusa_chat.clean_stream import clean, exact
 from medusa_chat.cli.progress_line import ProgressLine, note, with_progress
 from medusa_chat.decoding.events import Event, Finished, Prefilled
 from medusa_chat.errors import MedusaChatError, UsageError
@@ -22,6 +22,8 @@ from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
 from medusa_chat.runtime.trace_line import to_json
+
+DIM, BRIGHT = "\033[2m", "\033[22m"
 
 
 def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
@@ -49,7 +51,7 @@ def answer(
 ) -> tuple[Finished | None, bool]:
     """Print one answer as it comes. (Its end, None where there was none; whether Ctrl-C stopped
     it, which it does in order: the trace is whole.)"""
-    last = None
+    last, shown = None, Shown(verbose)
     with (
         stopping(runner.stop) as is_stopped,
         closing(runner.run(asked)) as events,
@@ -62,7 +64,7 @@ def answer(
             if as_json:
                 print(line, flush=True)
             else:
-                show(event, verbose)
+                shown.show(event)
             if isinstance(event, Finished):
                 last = event
                 if event.reason == "error":
@@ -70,19 +72,44 @@ def answer(
     return last, is_stopped()
 
 
-def show(event: Event, verbose: bool = False) -> None:
-    """Text to stdout as it comes, the figures to stderr at the end; before the answer what was
-    chosen for it, in a terminal where it is verbose, and that not all of the prompt was read."""
-    if isinstance(event, Prefilled):
-        if verbose or not sys.stderr.isatty():
+class Shown:
+    """An answer in the terminal: its text to stdout as it comes, all else to stderr. That is its
+    reasoning, dimmed, the figures at the end, and before it what was chosen, in a terminal where it
+    is verbose, and what of the conversation was not read as it is."""
+
+    def __init__(self, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._thought = 0  # characters of reasoning
+        self._is_thinking = False
+
+    def show(self, event: Event) -> None:
+        """Show what an event brings."""
+        if isinstance(event, Prefilled):
+            self._tell_prompt(event)
+        is_last = isinstance(event, Finished)
+        self._think(event.reasoning[self._thought :] if is_last else event.reasoning)
+        text = event.tail + "\n" if is_last else event.text
+        if text and self._is_thinking:
+            self._is_thinking = False
+            print("\n", file=sys.stderr, flush=True)
+        is_data = not sys.stdout.isatty()  # for a file or another program, which want it as it is
+        print(text, end="", file=exact(sys.stdout) if is_data else sys.stdout, flush=True)
+        if isinstance(event, Finished):
+            print(figures(event), file=sys.stderr, flush=True)
+
+    def _tell_prompt(self, event: Prefilled) -> None:
+        if self._verbose or not sys.stderr.isatty():
             print(choices(event), file=sys.stderr, flush=True)
         if event.left_out:
             note(f"the context is full: {event.left_out} of the oldest messages are left out")
-    text = event.tail + "\n" if isinstance(event, Finished) else event.text
-    is_data = not sys.stdout.isatty()  # for a file or another program, which want it as it is
-    print(text, end="", file=exact(sys.stdout) if is_data else sys.stdout, flush=True)
-    if isinstance(event, Finished):
-        print(figures(event), file=sys.stderr, flush=True)
+        for sentence in event.notes:
+            note(sentence)
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._thought, self._is_thinking = self._thought + len(text), True
+            text = f"{DIM}{clean(text)}{BRIGHT}" if sys.stderr.isatty() else clean(text)
+            print(text, end="", file=exact(sys.stderr), flush=True)
 
 
 def json_line(value: object, indent: int | None = None) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from medusa_chat.decoding.detokenizer import TextStream, TokenTexts
 from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step
+from medusa_chat.decoding.reasoning import Part, ReasoningReader
 from medusa_chat.decoding.step import StepResult
 
 BROKEN = (
@@ -23,7 +24,7 @@ class Answer:
 
     eos: ids that end it, which are not emitted; limit: the most tokens, at which it ends for the
     reason `at_limit`; stop: texts that end it with the token that completes one. texts: those of
-    tokens; None: events have no text, and none ends it.
+    tokens; None: events have no text, and none ends it. reader: of reasoning; None: all is text.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class Answer:
         at_limit: Reason,
         texts: TokenTexts | None,
         stop: Sequence[str],
+        reader: ReasoningReader | None = None,
     ) -> None:
         self.eos, self.limit, self.at_limit = eos, limit, at_limit
         self.ids: list[int] = []
-        self.text = ""
+        self.part = Part()  # its reasoning and text
         self.reason: Reason | None = None
         self.prefill_seconds = 0.0
-        self._texts = texts
+        self._texts, self._stop, self._reader = texts, stop, reader
         self._stream = None if texts is None else TextStream(texts.tokenizer, stop)
         self._steps, self._emitted, self._seconds, self._busy = 0, 0, 0.0, 0.0
 
@@ -48,7 +50,7 @@ class Answer:
         """The number of tokens that may still be added."""
         return self.limit - len(self.ids)
 
-    def begin(self, result: StepResult, seconds: float) -> tuple[tuple[int, ...], str]:
+    def begin(self, result: StepResult, seconds: float) -> tuple[tuple[int, ...], Part]:
         """The prompt was read in `seconds`; returns what is emitted of its first token."""
         self.prefill_seconds = seconds
         return self._add([result.next_token], result)
@@ -58,7 +60,7 @@ class Answer:
     ) -> Step:
         """The event of a step that brought `tokens`. busy: see Step; why: it drafted so many
         nodes."""
-        fresh, text = self._add(tokens, result)
+        fresh, part = self._add(tokens, result)
         count = len(fresh) + (self.reason == "eos")
         index = self._steps
         self._steps, self._emitted = index + 1, self._emitted + count
@@ -66,29 +68,34 @@ class Answer:
         path = tuple(result.path[: count + 1])
         record = result.record and self._named(result.record, fresh[len(path) - 1 :])
         parts = result.heads_seconds, result.backbone_seconds, result.nodes
-        return Step(index, fresh, text, seconds, path, record, *parts, why, busy)
+        return Step(
+            index, fresh, part.text, seconds, path, record, *parts, why, busy, part.reasoning
+        )
 
     def finished(self) -> Finished:
         """The last event. It has ended."""
         assert self.reason is not None
-        tail = "" if self._stream is None else self._stream.tail()
+        text = "" if self._stream is None else self._stream.tail()
+        part = self._read(text).plus(self._reader.finish() if self._reader else Part())
+        whole = self.part.plus(part)
         timing = (self._steps, self._emitted, self._seconds, self.prefill_seconds, self._busy)
         message = BROKEN if self.reason == "error" else ""
         stats = Stats.of(len(self.ids), *timing)
-        return Finished(self.reason, tuple(self.ids), self.text + tail, tail, stats, message)
+        texts = (whole.text, part.text, stats, message, whole.reasoning)
+        return Finished(self.reason, tuple(self.ids), *texts)
 
-    def _add(self, tokens: Sequence[int], result: StepResult) -> tuple[tuple[int, ...], str]:
+    def _add(self, tokens: Sequence[int], result: StepResult) -> tuple[tuple[int, ...], Part]:
         """The tokens of a step that are emitted, up to what ends the answer, and their text."""
         if not result.is_finite:
             self.reason = "error"
-            return (), ""
-        fresh, text = list[int](), ""
+            return (), Part()
+        fresh, part = list[int](), Part()
         for token in tokens:
             if token in self.eos:
                 self.reason = "eos"
                 break
             fresh.append(token)
-            text += "" if self._stream is None else self._stream.push(token)
+            part = part.plus(self._told(token))
             if self._stream is not None and self._stream.is_stopped:
                 self.reason = "stop"
                 break
@@ -96,8 +103,21 @@ class Answer:
                 self.reason = self.at_limit
                 break
         self.ids += fresh
-        self.text += text
-        return tuple(fresh), text
+        self.part = self.part.plus(part)
+        return tuple(fresh), part
+
+    def _told(self, token: int) -> Part:
+        """What a token adds. A marker of reasoning ends a stretch of text, which is whole then."""
+        if self._stream is None or self._texts is None:
+            return Part()
+        if self._reader is None or not self._reader.is_marker(token):
+            return self._read(self._stream.push(token))
+        before = self._read(self._stream.tail())
+        self._stream = TextStream(self._texts.tokenizer, self._stop)
+        return before.plus(self._reader.mark(token))
+
+    def _read(self, text: str) -> Part:
+        return Part("", text) if self._reader is None else self._reader.push(text)
 
     def _named(self, record: DraftRecord, behind: Sequence[int]) -> DraftRecord:
         """The record with its texts. behind: the token that came after the path, if one did."""

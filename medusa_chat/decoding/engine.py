@@ -15,6 +15,7 @@ from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
+from medusa_chat.decoding.reasoning import ReasoningReader
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, read
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -78,18 +79,18 @@ class Engine:
         details: bool = True,
         texts: TokenTexts | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        reader: ReasoningReader | None = None,
     ) -> Generator[Told, None, None]:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
         them all text is "", and no stop string ends the answer. should_stop, asked after every
-        event, ends it as "cancelled". Between two parts of a long prompt comes a Reading.
-        Raises ContextError when the prompt leaves no room, and UsageError when empty.
+        event, ends it as "cancelled". reader: of reasoning. Between parts of a long prompt comes a
+        Reading. Raises ContextError where the prompt leaves no room, UsageError where it is empty.
         """
         self._require_room(prompt_ids)
         limit = self._limit(len(prompt_ids), settings)
-        answer = Answer(self.eos, *limit, texts, settings.stop)
-        started = perf_counter()
+        answer, started = Answer(self.eos, *limit, texts, settings.stop, reader), perf_counter()
         reused = self._reuse(prompt_ids)
         while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
             self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
@@ -99,7 +100,7 @@ class Engine:
                 yield answer.finished()
                 return
         first, hidden = self._prefill(prompt_ids, settings)
-        token_ids, text = answer.begin(first, perf_counter() - started)
+        token_ids, part = answer.begin(first, perf_counter() - started)
         yield Prefilled(
             model=self.name,
             precision=self.precision,
@@ -109,7 +110,8 @@ class Engine:
             prompt_tokens=len(prompt_ids),
             reused_tokens=reused,
             token_ids=token_ids,
-            text=text,
+            text=part.text,
+            reasoning=part.reasoning,
             seconds=answer.prefill_seconds,
             context=self.backbone.context,
             backend=self.backend.name,

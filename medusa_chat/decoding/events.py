@@ -96,9 +96,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """The prompt is in the cache and the first token is there. settings: all of them, resolved.
+    """The prompt is in the cache and the first token is there. text, reasoning: what is certain of
+    the answer and of its reasoning so far. settings: all of them, resolved.
     backend: what runs the steps. left_out: how many messages of the conversation's beginning the
-    context has no room for; backbone: what the heads sit on, where that is not the checkpoint."""
+    context has no room for; backbone: what the heads sit on, where that is not the checkpoint.
+    notes: what else was done to the conversation, a sentence each."""
 
     model: str
     precision: str
@@ -115,6 +117,8 @@ class Prefilled:
     backend: str = ""
     left_out: int = 0
     backbone: str = ""
+    notes: tuple[str, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,13 +143,15 @@ class Step:
     nodes: int = 1
     budget: str = ""
     busy_seconds: float = 0.0
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
 class Finished:
     """The end. token_ids: everything generated, without the end token.
 
-    prefilled.text + every step.text + tail = text. message: why, when reason is "error".
+    prefilled.text + every step.text + tail = text, and so with reasoning, whose tail is what is
+    left of it. message: why, when reason is "error".
     """
 
     reason: Reason
@@ -154,6 +160,7 @@ class Finished:
     tail: str
     stats: Stats
     message: str = ""
+    reasoning: str = ""
 
 
 Event = Prefilled | Step | Finished

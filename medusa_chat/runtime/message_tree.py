@@ -7,6 +7,7 @@ from secrets import randbelow
 from time import time_ns
 from typing import Any, Self
 
+from medusa_chat.decoding.reasoning import read
 from medusa_chat.messages import Message
 from medusa_chat.runtime.answer_figures import AnswerFigures
 
@@ -18,7 +19,7 @@ class Said:
     """One message. parent: the id of the one before it, 0 for the first. note: why it was cut
     short. lengths: tokens and characters of each piece it came in, in turn. copied: the id of the
     message that it says again, whose steps are its own; 0 where it is none. figures: of the model
-    that gave it."""
+    that gave it. reasoning: before an answer, no part of its content."""
 
     id: int
     parent: int
@@ -28,6 +29,7 @@ class Said:
     lengths: tuple[int, ...] = ()
     copied: int = 0
     figures: AnswerFigures | None = None
+    reasoning: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The message as the store writes it."""
@@ -35,7 +37,8 @@ class Said:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Strictly what was written. Raises ValueError, KeyError, TypeError or AttributeError."""
+        """Strictly what was written; an answer of older versions has its reasoning in its content.
+        Raises ValueError, KeyError, TypeError or AttributeError."""
         lengths = tuple(values.get("lengths", ()))
         copied = values.get("copied", 0)
         numbers = (values["id"], values["parent"], *lengths, copied)
@@ -45,7 +48,15 @@ class Said:
         if not all(isinstance(text, str) for text in texts) or texts[0] not in ROLES:
             raise ValueError("it contains something that is not a message")
         figures = AnswerFigures.from_json(values.get("figures"))
-        return cls(values["id"], values["parent"], *texts, lengths, copied, figures)
+        role, content, note = texts
+        reasoning = values.get("reasoning")
+        if reasoning is None and role == "assistant":
+            reasoning, content = read(content)
+            lengths = _without_first(lengths, len(texts[1]) - len(content))
+        if not isinstance(reasoning or "", str):
+            raise ValueError("it contains reasoning that is no text")
+        numbers = (values["id"], values["parent"])
+        return cls(*numbers, role, content, note, lengths, copied, figures, reasoning or "")
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,9 @@ class MessageTree:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages in the form that a model takes."""
-        return tuple({"role": one.role, "content": one.content} for one in self.path)
+        made = ({"role": one.role, "content": one.content} for one in self.path)
+        thought = ({"reasoning": one.reasoning} if one.reasoning else {} for one in self.path)
+        return tuple(one | more for one, more in zip(made, thought, strict=True))
 
     def plus(
         self,
@@ -105,10 +118,11 @@ class MessageTree:
         lengths: tuple[int, ...] = (),
         copied: int = 0,
         figures: AnswerFigures | None = None,
+        reasoning: str = "",
     ) -> "MessageTree":
         """The tree with a message more, after the last shown one, beside others after that."""
         made = max(self.made + 1 + randbelow(1000), time_ns() // 1000)
-        new = Said(made, self.leaf, role, content, note, lengths, copied, figures)
+        new = Said(made, self.leaf, role, content, note, lengths, copied, figures, reasoning)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
 
     def head(self, length: int) -> "MessageTree":
@@ -160,3 +174,13 @@ class MessageTree:
         while later := [at for at, one in self.said.items() if one.parent == leaf]:
             leaf = later[-1]
         return replace(self, leaf=leaf)
+
+
+def _without_first(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Tokens and characters of pieces, in turn, of which the first `count` characters are gone."""
+    kept: list[int] = []
+    for tokens, length in zip(lengths[0::2], lengths[1::2], strict=False):
+        left = max(0, length - count)
+        count = max(0, count - length)
+        kept += [tokens, left] if left else []
+    return tuple(kept)

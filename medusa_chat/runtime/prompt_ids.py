@@ -3,39 +3,68 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from medusa_chat.checkpoints.chat_template import renderer
+from medusa_chat.checkpoints.control_tokens import Typed
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.detokenizer import STRAY
 from medusa_chat.decoding.events import Finished
+from medusa_chat.decoding.reasoning import HARMONY, Part, State, read
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.messages import Message, Text
 from medusa_chat.runtime.prompt_length import refuse_endless
+from medusa_chat.runtime.turns import rendered
+
+REASONING = ("reasoning", "reasoning_content", "thinking")  # its keys in messages, by templates
 
 
-def encode(loaded: LoadedModel, prompt: Text) -> tuple[list[int], str]:
-    """The prompt's token ids and the text they stand for.
+class PromptIds(NamedTuple):
+    """A prompt's ids and the text they stand for. left_out: how many messages of its beginning the
+    context has no room for. refused: what the chat template does not take, in words. state: where
+    the answer begins, amid reasoning or not."""
+
+    ids: list[int]
+    text: str
+    left_out: int = 0
+    refused: str = ""
+    state: State = "begin"
+
+
+class _Rendering(NamedTuple):
+    """A conversation as text. typed: where messages hold the text of control tokens."""
+
+    text: str
+    typed: list[Typed]
+    state: State
+
+
+def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
+    """The ids of a prompt.
 
     A conversation is rendered by the tokenizer's chat template; where its last message is the
-    assistant's, the text ends inside it and the answer continues it. The text up to the end of
-    the last answer keeps its ids: only what follows is tokenised, so that the cache is reused.
-    Raises ContextError for what is far too long to be tokenised.
+    assistant's, the text ends inside it and the answer continues it, its reasoning too where that
+    never ended. What messages say is text (ControlTokens). The text up to the end of the last
+    answer keeps its ids: only what follows is tokenised, so that the cache is reused. Raises
+    ContextError for what is far too long to be tokenised.
     """
     tokenizer, context = loaded.tokenizer, loaded.info.context
     if isinstance(prompt, str):
         refuse_endless(tokenizer, prompt, context)
-        return _raw(tokenizer, prompt), prompt
+        return PromptIds(_raw(tokenizer, prompt), prompt)
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
-    messages = [_neutral(tokenizer, message) for message in prompt]
-    text = _rendered(loaded, messages)
+    found, refused = rendered(prompt, lambda messages: _rendered(loaded, messages))
+    text, typed, state = found
     refuse_endless(tokenizer, text, context)
     said, ids = loaded.said
-    if said and text.startswith(said):
-        rest = tokenizer(text[len(said) :], add_special_tokens=False)["input_ids"]
-        return [*ids, *rest], text
-    return tokenizer(text, add_special_tokens=False)["input_ids"], text
+    if not said or not text.startswith(said):
+        ids = loaded.control_tokens.ids(text, typed)
+        return PromptIds(ids, text, refused=refused, state=state)
+    start = len(said)
+    rest = [Typed(one.start - start, one.end - start) for one in typed if one.start >= start]
+    new = loaded.control_tokens.ids_after(text[start:], rest)
+    return PromptIds([*ids, *new], text, refused=refused, state=state)
 
 
 def _raw(tokenizer: Any, text: str) -> list[int]:
@@ -45,12 +74,9 @@ def _raw(tokenizer: Any, text: str) -> list[int]:
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
-def encode_latest(
-    loaded: LoadedModel, messages: Sequence[Message], wanted: int
-) -> tuple[list[int], str, int]:
+def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int) -> PromptIds:
     """`encode` of a conversation without its oldest messages, where the context would not hold it
-    and `wanted` new tokens, or a quarter of the context where that is less -> ids, text, and how
-    many messages were left out.
+    and `wanted` new tokens, or a quarter of the context where that is less.
 
     The system prompt stays, and a user's message comes first. Tokens are dropped by quarters of the
     context, so that some turns to come begin alike and the cache is reused; not of a conversation
@@ -60,52 +86,69 @@ def encode_latest(
     most = loaded.info.context - min(wanted, part)
     asked = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
     with suppress(ContextError) if asked else nullcontext():
-        ids, text = encode(loaded, messages)
-        if len(ids) <= most or not asked:
-            return ids, text, 0
-        most = len(ids) - part * -(-(len(ids) - most) // part)
+        whole = encode(loaded, messages)
+        if len(whole.ids) <= most or not asked:
+            return whole
+        most = len(whole.ids) - part * -(-(len(whole.ids) - most) // part)
     system = [one for one in messages[:1] if one["role"] == "system"]
 
-    def of(start: int) -> tuple[list[int], str]:
+    def of(start: int) -> PromptIds:
         return encode(loaded, [*system, *messages[start:]])
 
     def fits(start: int) -> bool:
         with suppress(ContextError):
-            return len(of(start)[0]) <= most
+            return len(of(start).ids) <= most
         return False
 
     place = bisect_left(asked[:-1], True, key=fits)
-    return *of(asked[place]), asked[place] - len(system)
+    return of(asked[place])._replace(left_out=asked[place] - len(system))
 
 
-def _rendered(loaded: LoadedModel, messages: list[Message]) -> str:
-    """The conversation as text, up to where the assistant's next token belongs. Raises UsageError:
-    a template may refuse roles or their order in its own words."""
-    continues = bool(messages) and messages[-1]["role"] == "assistant"
-    text = renderer().render(loaded.tokenizer, messages, continues=continues)
-    if continues:
-        ending = messages[-1]["content"]
-        trimmed = ending.rstrip()  # some templates strip a message; what it ends with is its own
-        if not text.endswith(ending) and text.endswith(trimmed):
-            text += ending[len(trimmed) :]
-    return text
+def _rendered(loaded: LoadedModel, messages: list[Message]) -> _Rendering:
+    """The conversation up to where the assistant's next token belongs. Raises UsageError."""
+    hidden: list[str] = []
+    parts = [_taken_apart(loaded, one, hidden) for one in messages]
+    shown = [_for_template(loaded, *one) for one in zip(messages, parts, strict=True)]
+    begun = parts[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if begun is None:
+        text = renderer().render(loaded.tokenizer, shown)
+        state = loaded.markup.after(text)
+    elif begun.reasoning:  # as the model wrote it: templates may leave it out
+        prompt = renderer().render(loaded.tokenizer, shown[:-1])
+        text = prompt + loaded.markup.written(begun, prompt)
+        state = "answer" if begun.text else "reasoning"
+    else:
+        text = renderer().render(loaded.tokenizer, shown, continues=True)
+        trimmed = begun.text.rstrip()  # some templates strip a message; its end is its own
+        if not text.endswith(begun.text) and text.endswith(trimmed):
+            text += begun.text[len(trimmed) :]
+        state = "answer"
+    return _Rendering(*loaded.control_tokens.restore(text, hidden), state)
 
 
-def _neutral(tokenizer: Any, message: Message) -> Message:
-    """The message with special tokens in its text broken up, so that they stay plain text."""
-    content = message["content"]
-    added = tokenizer.added_tokens_decoder.values()
-    for token in {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}:
-        content = content.replace(token, f"{token[:1]}\u200b{token[1:]}")
-    return {**message, "content": content}
+def _taken_apart(loaded: LoadedModel, message: Message, hidden: list[str]) -> Part:
+    """The reasoning and the text of a message, without the text of control tokens."""
+    part = Part(message.get("reasoning", ""), message["content"])
+    if message["role"] == "assistant" and not part.reasoning:
+        part = read(part.text)
+    return Part(*(loaded.control_tokens.hide(text, hidden) for text in part))
+
+
+def _for_template(loaded: LoadedModel, message: Message, part: Part) -> Message:
+    """A message as templates take it. Reasoning has several names; a template that knows none of
+    them leaves it out. Harmony's leave it out, too, and the first of them broke at it."""
+    made = {"role": message["role"], "content": part.text}
+    is_told = part.reasoning and loaded.markup != HARMONY
+    return made | dict.fromkeys(REASONING, part.reasoning) if is_told else made
 
 
 def said_so_far(
     loaded: LoadedModel, text: str, ids: list[int], event: Finished
 ) -> tuple[str, list[int]]:
-    """The conversation with the answer, text and ids, for the next turn to begin with; empty where
-    the answer's text is not that of its ids (a stop string, half a character, an error)."""
+    """The conversation with the answer, text and ids, for the next turn to begin with; empty after
+    an error, and where the answer ends amid a character. An answer that was cut, as at a stop
+    string, is not how that turn begins."""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
-    if event.reason == "error" or whole != event.text or whole.endswith(STRAY):
+    if event.reason == "error" or whole.endswith(STRAY):
         return "", []
-    return text + event.text, [*ids, *event.token_ids]
+    return text + whole, [*ids, *event.token_ids]

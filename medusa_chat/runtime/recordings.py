@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
+from medusa_chat.decoding.reasoning import BETWEEN
 from medusa_chat.decoding.settings import GREEDY
 from medusa_chat.errors import MedusaChatError
 
@@ -45,7 +46,7 @@ class Recording:
             frames=tuple(_frames(trace)),
             token_ids=last.token_ids,
             token_texts=_token_texts(last.token_ids, [s for s in steps if isinstance(s, Step)]),
-            text=last.text,
+            text="".join(frame.text for frame in _frames(trace)),
             reason=last.reason,
             stats=last.stats,
         )
@@ -162,15 +163,21 @@ def first_difference(plain: Recording, drafted: Recording) -> Difference | None:
 
 
 def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
-    seconds = 0.0
+    """The texts as they came, reasoning too, a blank line between it and what is said."""
+    seconds, thought, is_said = 0.0, 0, False
     for event in trace:
-        if isinstance(event, Finished):
-            if event.tail:
-                yield Frame(seconds, event.tail, 0)
-        else:
+        is_last = isinstance(event, Finished)
+        reasoning = event.reasoning[thought:] if is_last else event.reasoning
+        said = event.tail if is_last else event.text
+        thought += len(reasoning)
+        text = reasoning + BETWEEN * bool(thought and said and not is_said) + said
+        is_said |= bool(said)
+        if not isinstance(event, Finished):
             seconds += event.seconds
             nodes = event.nodes if isinstance(event, Step) else 0
-            yield Frame(seconds, event.text, len(event.token_ids), nodes)
+            yield Frame(seconds, text, len(event.token_ids), nodes)
+        elif text:
+            yield Frame(seconds, text, 0)
 
 
 def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from medusa_chat.decoding.draft import Drafter
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
-from medusa_chat.messages import Fresh, ModelInfo
+from medusa_chat.messages import Fresh, ModelInfo, Text
 from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt_ids import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
@@ -30,25 +30,37 @@ def reply(
         loaded.engine.forget()
         loaded.said, prompt = ("", []), prompt.text
     settings, drafter = resolve(loaded, asked.settings)
-    left_out = 0
     if asked.drops_oldest and not isinstance(prompt, str):
-        ids, text, left_out = encode_latest(loaded, prompt, settings.max_new_tokens)
+        read = encode_latest(loaded, prompt, settings.max_new_tokens)
     else:
-        ids, text = encode(loaded, prompt)
+        read = encode(loaded, prompt)
+    ids, notes = read.ids, _said_once(loaded, prompt, read.refused)
     advice = _Advice(loaded.info, settings.nodes or 1)
+    reader = None if isinstance(prompt, str) else loaded.reasoning_reader(read.state)
     answer = loaded.engine.generate(
-        ids, drafter, settings, texts=loaded.texts, should_stop=should_stop
+        ids, drafter, settings, texts=loaded.texts, should_stop=should_stop, reader=reader
     )
     with refuse_out_of_memory(advice), closing(answer) as events:
         for event in events:
             advice.has_begun = not isinstance(event, Reading)
             if isinstance(event, Prefilled):
-                event = replace(event, left_out=left_out, backbone=loaded.info.backbone)
+                told = {"left_out": read.left_out, "backbone": loaded.info.backbone, "notes": notes}
+                event = replace(event, **told)
             elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):
-                    loaded.said = said_so_far(loaded, text, ids, event)
+                    loaded.said = said_so_far(loaded, read.text, ids, event)
             yield event
+
+
+def _said_once(loaded: LoadedModel, prompt: Text, refused: str) -> tuple[str, ...]:
+    """The note on what a chat template refused, the first time in a conversation."""
+    first = next((m["content"] for m in prompt if m["role"] == "user"), "") if refused else ""
+    key = hash((refused, first))
+    if not refused or key in loaded.told:
+        return ()
+    loaded.told.add(key)
+    return (f"the model's chat template takes no {refused}",)
 
 
 def _with_plain(

@@ -52,13 +52,14 @@ class StoredConversation:
     @property
     def words(self) -> str:
         """The searchable text: the title and all versions of all messages."""
-        said = (one.content for one in self.tree.said.values())
+        said = (text for one in self.tree.said.values() for text in (one.content, one.reasoning))
         return "\n".join((self.title, *said)).casefold()
 
     def excerpt(self, search: str) -> str:
         """What a message says around the first word of a search that the title lacks; empty where
         there is none."""
-        title, lines = folded(self.title), (one.content for one in self.tree.said.values())
+        said = self.tree.said.values()
+        title, lines = folded(self.title), (t for one in said for t in (one.content, one.reasoning))
         word = next((word for word in folded(search).split() if word not in title), "")
         for line in (line for text in lines for line in text.splitlines() if word):
             if (found := folded(line).find(word)) >= 0:

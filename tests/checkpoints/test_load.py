@@ -251,7 +251,7 @@ def test_a_conversation_keeps_its_ids_and_cache(folder):
         {"role": "assistant", "content": first[-1].text},
         {"role": "user", "content": "more"},
     ]
-    ids, _ = encode(model, conversation)
+    ids = encode(model, conversation).ids
     before = [*first[0].prompt_token_ids, *first[-1].token_ids]
     assert ids[: len(before)] == before
     second = answer(model, conversation, temperature=0.8)
@@ -269,7 +269,7 @@ def test_a_continued_answer_goes_on_right_after_its_last_character(tmp_path, con
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "so it ends \n"},
     ]
-    assert encode(model, conversation)[1] == "u:hi\na:so it ends \n"
+    assert encode(model, conversation).text == "u:hi\na:so it ends \n"
 
 
 def engine_answer(model, ids, **settings):

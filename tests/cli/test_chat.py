@@ -97,3 +97,12 @@ def test_what_the_context_has_no_room_for_is_told(monkeypatch, capsys):
 def test_the_help_names_the_keys_that_end_the_input_here(monkeypatch, system, keys):
     monkeypatch.setattr(sys, "platform", system)
     assert f"/quit or {keys} ends" in runpy.run_path(chat.__file__)["HELP"]
+
+
+def test_reasoning_is_told_beside_the_answer_and_kept_apart(scripted, monkeypatch, capsys):
+    scripted.pieces = ("<think>\n", "Hm, \x1b]0;x", "\n</think>\n", "\nYes", *[" it is"] * 60)
+    told = talk(monkeypatch, capsys, "one", "two")
+    assert told.out.startswith("Yes it is") and "Hm" not in told.out and "think" not in told.out
+    assert told.err.count("Hm, ") == 2
+    (_, said, _) = scripted.prompts[1]
+    assert said["content"] == told.out.partition("\n")[0] and said["reasoning"].startswith("Hm, ")

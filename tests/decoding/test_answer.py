@@ -26,6 +26,7 @@ def told(text: str, sizes: list[int], stop=("###",), record=None, limit=99) -> t
     answer = Answer(frozenset(), limit, "length", TokenTexts(TOKENIZER), stop)
     ids = ids_of(text)
     _, first = answer.begin(StepResult([0], [], ids[0], True), 0.1)
+    first = first.text
     events, place = [], 1
     for size in sizes:
         if answer.reason is None:

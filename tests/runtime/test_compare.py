@@ -156,6 +156,21 @@ def test_the_last_token_of_a_recording_has_its_text_where_nothing_drafted_it():
     assert Recording.of([begin, step, end]).token_texts == ("a", "b", "c")
 
 
+def test_a_recording_shows_reasoning_before_what_is_said():
+    stats = Stats.of(4, 2, 3, 0.2, 0.1)
+    begin = Prefilled("m", "fp32", "cpu", {}, (1,), 1, 0, (2,), "", 0.1, reasoning="Hm")
+    steps = [
+        Step(0, (3, 4), "Yes", 0.1, (0,), reasoning=", so"),
+        Step(1, (5,), " it is", 0.1, (0,)),
+    ]
+    end = Finished("length", (2, 3, 4, 5), "Yes it is.", ".", stats, "", "Hm, so")
+    made = Recording.of([begin, *steps, end])
+    assert [frame.text for frame in made.frames] == ["Hm", ", so\n\nYes", " it is", "."]
+    assert made.text == "Hm, so\n\nYes it is."
+    cut = Finished("length", (2,), "", "", stats, "", "Hm, ")
+    assert Recording.of([begin, cut]).text == "Hm, "
+
+
 def test_an_answer_without_a_step_has_no_speedup(scripted):
     found = result(scripted, replace(SHORT, max_new_tokens=1))
     assert found.difference is None

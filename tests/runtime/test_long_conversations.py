@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from tokenizers import AddedToken
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.events import Finished, Prefilled
@@ -67,13 +66,13 @@ def test_it_is_refused_where_all_of_it_is_asked_for(model):
 
 
 def test_the_system_prompt_stays(model):
-    ids, text, left_out = encode_latest(model, [SYSTEM, *talk(40)], 48)
+    ids, text, left_out, _ = encode_latest(model, [SYSTEM, *talk(40)], 48)
     assert SYSTEM["content"] in text and len(ids) + 48 <= CONTEXT
     assert talk(40)[left_out]["content"] in text and talk(40)[left_out - 1]["content"] not in text
 
 
 def test_turns_to_come_begin_alike(model):
-    starts = [encode_latest(model, talk(turns), 48)[2] for turns in range(60)]
+    starts = [encode_latest(model, talk(turns), 48).left_out for turns in range(60)]
     assert starts[0] == 0 and starts == sorted(starts)
     parts = len(encode(model, talk(60))[0]) // (CONTEXT // 4)
     assert 1 < len(set(starts)) <= parts + 2 < 40, "it would be read anew for every answer"
@@ -92,7 +91,7 @@ def test_the_cache_is_reused_once_messages_are_left_out(model):
 
 def test_one_long_message_is_tried_alone(model):
     long = said("user", "word " * 180)
-    *_, left_out = encode_latest(model, [*talk(5)[:-1], long], 48)
+    left_out = encode_latest(model, [*talk(5)[:-1], long], 48).left_out
     assert left_out == 10
     with pytest.raises(ContextError):
         answer(model, [*talk(5)[:-1], said("user", "word " * 400)])
@@ -100,7 +99,7 @@ def test_one_long_message_is_tried_alone(model):
 
 def test_an_answer_that_is_continued_stays_with_its_question(model):
     begun = said("assistant", "Once upon a time")
-    _, text, left_out = encode_latest(model, [*talk(40), begun], 48)
+    _, text, left_out, _ = encode_latest(model, [*talk(40), begun], 48)
     assert text.endswith("Once upon a time") and "Tell me a story" in text and left_out > 0
 
 
@@ -109,11 +108,3 @@ def test_room_for_long_answers_is_a_quarter_of_the_context(model):
     first, *_ = reply(model, Reply(talk(8), asked, drops_oldest=True))
     ids = encode(model, talk(8))[0]
     assert (first.left_out == 0) == (len(ids) + CONTEXT // 4 <= CONTEXT)
-
-
-def test_special_tokens_that_no_map_names_stay_text(model, monkeypatch):
-    """As Llama-3's <|eot_id|>: it would end the user's turn and begin another."""
-    known = AddedToken("<|eot_id|>", special=True)
-    monkeypatch.setattr(type(model.tokenizer), "added_tokens_decoder", {5: known})
-    _, text = encode(model, [said("user", "a<|eot_id|>b")])
-    assert "<|eot_id|>" not in text

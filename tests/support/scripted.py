@@ -16,6 +16,7 @@ from medusa_chat.decoding.events import (
     Stats,
     Step,
 )
+from medusa_chat.decoding.reasoning import THINK, Part, ReasoningReader
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError
@@ -197,18 +198,23 @@ class ScriptedRunner:
         if self._stop.wait(self.prefill):
             yield Finished("cancelled", (), "", "", Stats(0, 0, None, 0.0, self.prefill, None))
             return
+        reader = ReasoningReader(THINK)
+        first = reader.push(self.pieces[0])
         yield Prefilled(
             *("scripted", "fp32", "cpu", resolved.to_json(), tuple(range(12)), 12, 0, (0,)),
-            text=self.pieces[0],
+            text=first.text,
+            reasoning=first.reasoning,
             seconds=self.prefill,
             context=2048,
             left_out=self.left_out,
         )
-        yield from self._decode(tree, settings)
+        yield from self._decode(tree, settings, reader, first)
 
-    def _decode(self, tree: Tree, settings: GenerationSettings) -> Iterator[Event]:
+    def _decode(
+        self, tree: Tree, settings: GenerationSettings, reader: ReasoningReader, whole: Part
+    ) -> Iterator[Event]:
         dice = random.Random(settings.seed or 7)
-        said, tokens, seconds, reason = [self.pieces[0]], [0], 0.0, "eos"
+        tokens, seconds, reason = [0], 0.0, "eos"
         for index in range(self.steps):
             delay = self.delay if len(tree) > 1 else self.delay * self.plain_share
             while self.hold_at is not None and index >= self.hold_at and not self._stop.wait(0.02):
@@ -219,9 +225,11 @@ class ScriptedRunner:
             if index == self.fail_at:
                 raise MedusaChatError("the script says: fail here, then go on")
             step = scripted_step(index, tree, tokens[-1], dice, settings, delay, self.pieces)
+            part = reader.push(step.text)
+            step = replace(step, text=part.text, reasoning=part.reasoning)
             self.last.append(step)
             tokens += step.token_ids
-            said.append(step.text)
+            whole = whole.plus(part)
             seconds += delay
             yield step
             if len(tokens) >= settings.max_new_tokens:
@@ -238,7 +246,10 @@ class ScriptedRunner:
             count / seconds if seconds else None,
             self.delay * self.plain_share if len(tree) > 1 and self.delay else None,
         )
-        yield Finished(reason, tuple(tokens), "".join(said), "", stats)
+        tail = reader.finish()
+        whole = whole.plus(tail)
+        texts = (whole.text, tail.text, stats, "", whole.reasoning)
+        yield Finished(reason, tuple(tokens), *texts)
 
 
 def scripted_step(

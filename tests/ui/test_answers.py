@@ -2,13 +2,11 @@
 
 import time
 
-import pytest
 from support.conversations import ended, owner, turn
 
 from medusa_chat.decoding.events import Step
 from medusa_chat.ui.chat import viewer
 from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
-from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans, visible_text
 from medusa_chat.ui.chat.step_panel import figures
 
 
@@ -37,35 +35,16 @@ def test_a_plain_answer_and_one_without_a_timing_have_no_ratio(controller):
     assert figures(plain, controller.plain_of(plain))["ratio"] is None
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "reasoning"),
-    [
-        ("plain", ["plain"], []),
-        ("<think>a</think>b", ["b"], ["a"]),
-        ("a</think>b", ["b"], ["a"]),
-        ("x<think>a</think>y<think>b</think>", ["x", "y"], ["a", "b"]),
-        ("<think>never ends", [], ["never ends"]),
-        ("<think></think>b", ["b"], []),
-    ],
-)
-def test_reasoning_is_told_from_words(text, words, reasoning):
-    found = spans(text)
-    assert [text[s.start : s.end] for s in found if not s.is_reasoning] == words
-    assert [text[s.start : s.end] for s in found if s.is_reasoning and s.end > s.start] == reasoning
-    assert visible_text(text) == "".join(words)
+def test_reasoning_and_text_are_rows_and_blank_ones_are_none():
+    def kinds(content, reasoning=""):
+        message = {"role": "assistant", "content": content, "reasoning": reasoning}
+        return [(row.kind, row.text) for row in rows((message,), {}, {})]
 
-
-def test_half_a_tag_is_not_shown_while_it_comes():
-    assert [visible_text("ab<think>"[:n]) for n in range(1, 10)] == ["a", "ab"] + ["ab"] * 7
-    assert visible_text("a < b") == "a < b"
-
-
-def test_pieces_are_cut_at_the_span():
-    text = "<think>ab</think>cde"
-    pieces = [("<thi", 2), ("nk>ab</th", 3), ("ink>c", 1), ("de", 4)]
-    thought, words = spans(text)
-    assert list(pieces_within(pieces, thought)) == [("ab", 3)]
-    assert list(pieces_within(pieces, words)) == [("c", 1), ("de", 4)]
+    assert kinds("b", "a") == [("reasoning", "a"), ("text", "b")]
+    assert kinds("b", "\n") == kinds("b") == [("text", "b")]
+    assert kinds("", "a") == [("reasoning", "a")]
+    literal = "say `<think>` or </think> <think>"
+    assert kinds(literal) == [("text", literal)]
 
 
 def test_a_note_is_text_whatever_is_in_it():

@@ -328,3 +328,23 @@ def test_steps_of_old_answers_are_let_go(controller, monkeypatch):
         ended(chat)
     assert [len(chat.transcript.answers[place].steps) for place in (1, 3, 5)] == [0, 30, 30]
     assert chat.transcript.answers[1].pieces  # the tint is still there
+
+
+def test_an_answer_that_was_cut_while_it_thought_goes_on_thinking(chat):
+    """What came is there, folded; the request and what is kept have it apart from the text."""
+    runner = chat.session.runner
+    runner.pieces, runner.steps = ("<think>", *["Hm, "] * 400), 3
+    chat.ask(turn())
+    ended(chat)
+    (_, said) = chat.transcript.messages
+    assert said["content"] == "" and set(said["reasoning"].split()) == {"Hm,"}
+    assert [row.kind for row in rows_of(chat.transcript)] == ["text", "reasoning"]
+    assert '{"thought":' in chat.answer.live and not chat.answer.pieces
+    chat.proceed(turn())
+    ended(chat)
+    prompt = runner.prompts[-1]
+    assert prompt[-1] == {"role": "assistant", "content": "", "reasoning": said["reasoning"]}
+    assert chat.transcript.messages[1]["reasoning"].startswith(said["reasoning"])
+    chat.ask(turn())
+    ended(chat)
+    assert runner.prompts[-1][1]["reasoning"].startswith(said["reasoning"])

@@ -103,10 +103,10 @@ def test_the_stream_brings_every_step_once_with_its_tree(controller):
 
     lines = asyncio.run(shown())
     found = [step for line in lines for step in line["steps"]]
-    assert [view["index"] for _, view in found] == list(range(30))
+    assert [view["index"] for _, view, _ in found] == list(range(30))
     begin = "".join(lines[0]["begin"][1::2])
-    assert begin + "".join(text for text, _ in found) + lines[-1]["tail"] == chat.answer.text
-    assert all(view["nodes"] == len(view["parent"]) for _, view in found)
+    assert begin + "".join(text for text, *_ in found) + lines[-1]["tail"] == chat.answer.text
+    assert all(view["nodes"] == len(view["parent"]) for _, view, _ in found)
 
 
 def test_a_pace_asks_for_its_nodes_unless_the_settings_have_some(controller):

@@ -84,7 +84,7 @@ def _turns(
             turns.append(Turn(text, None, {}))
             continue
         messages.append({"role": "user", "content": text})
-        question = Question(encode(context.loaded, messages)[0], found.category)
+        question = Question(encode(context.loaded, messages).ids, found.category)
         names = rotated(list(functions), place + number)  # no function is always the first
         try:
             runs = {name: functions[name](question) for name in names}

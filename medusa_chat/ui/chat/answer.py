@@ -8,7 +8,6 @@ from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.messages import Message
 from medusa_chat.ui.chat.markup import inert
 from medusa_chat.ui.chat.maths import with_drawn_dollars
-from medusa_chat.ui.chat.reasoning_spans import pieces_within, spans
 from medusa_chat.ui.page.tree_view import to_line
 
 STOPPED = "stopped"
@@ -23,19 +22,23 @@ Piece = tuple[str, int]  # a text, and how many tokens came in the step that gav
 
 @dataclass(eq=False)
 class Answer:
-    """One answer as far as it has come. before: what it goes on from, when it is continued.
+    """One answer as far as it has come. before, thought: the pieces and the reasoning that it goes
+    on from, when it is continued.
 
     live: JSON lines that only ever grow, so that a browser gets the new ones alone: a list is
-    pieces of text, [tokens, text, tokens, text ...]; an object a status. pieces: all of them.
+    pieces of text, [tokens, text, tokens, text ...]; an object a status, or more reasoning. pieces:
+    all of them, and text what they say. reasoning: all of it, which is no part of the text.
     """
 
     number: int = 0
     before: Sequence[Piece] = ()
+    thought: str = ""
     prefilled: Prefilled | None = None
     steps: list[Step] = field(default_factory=list)
     finished: Finished | None = None
     live: str = ""
     text: str = ""
+    reasoning: str = ""
     pieces: list[Piece] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -46,6 +49,7 @@ class Answer:
     _status: str = ""
 
     def __post_init__(self) -> None:
+        self._think(self.thought)
         self._append(self.before)
 
     def add(self, events: Iterable[Event]) -> None:
@@ -53,6 +57,7 @@ class Answer:
         new: list[Piece] = []
         for event in events:
             self._count(event)
+            self._think(self._new_reasoning(event))
             if isinstance(event, Step):
                 new.append((event.text, len(event.token_ids)))
             elif isinstance(event, Prefilled):
@@ -68,10 +73,11 @@ class Answer:
         first, steps = self.prefilled, self.steps[:count]
         ids = first.token_ids + tuple(token for step in steps for token in step.token_ids)
         text = first.text + "".join(step.text for step in steps)
+        thought = first.reasoning + "".join(step.reasoning for step in steps)
         seconds, emitted = sum(step.seconds for step in steps), len(ids) - len(first.token_ids)
         stats = Stats.of(len(ids), count, emitted, seconds, first.seconds)
-        made = Answer(self.number, self.before, first_seconds=self.first_seconds)
-        made.add([first, *steps, Finished("cancelled", ids, text, "", stats)])
+        made = Answer(self.number, self.before, self.thought, first_seconds=self.first_seconds)
+        made.add([first, *steps, Finished("cancelled", ids, text, "", stats, "", thought)])
         return made
 
     def recall(self, events: Iterable[Event]) -> None:
@@ -113,7 +119,8 @@ class Answer:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was generated."""
-        return len(self.pieces) == len([piece for piece in self.before if piece[0]])
+        known = len([piece for piece in self.before if piece[0]])
+        return len(self.pieces) == known and self.reasoning == self.thought
 
     @property
     def note(self) -> str:
@@ -146,6 +153,17 @@ class Answer:
         seconds = self.finished.stats.plain_step_seconds if self.finished is not None else None
         return 1 / seconds if seconds else None
 
+    def _new_reasoning(self, event: Event) -> str:
+        """The reasoning that an event adds; the last one has all of it."""
+        if isinstance(event, Finished):
+            return event.reasoning[len(self.reasoning) - len(self.thought) :]
+        return event.reasoning
+
+    def _think(self, more: str) -> None:
+        if more:
+            self.reasoning += more
+            self.live += to_line({"thought": more}) + "\n"
+
     def _append(self, pieces: Sequence[Piece]) -> None:
         pieces = [piece for piece in pieces if piece[0]]
         if pieces:
@@ -160,7 +178,7 @@ def pieces_line(pieces: Iterable[Piece]) -> str:
 
 
 class Row(NamedTuple):
-    """One row of the conversation shown. position: of the message; start: of the text in it.
+    """One row of the conversation shown. position: of the message.
 
     kind: "text" can be edited, "reasoning" is folded, "note" says why an answer was cut short.
     """
@@ -169,7 +187,6 @@ class Row(NamedTuple):
     kind: str
     text: str
     pieces: tuple[Piece, ...] = ()
-    start: int = 0
 
 
 def rows(
@@ -191,13 +208,13 @@ def _rows_of(position: int, message: Message, answer: Answer | None) -> Iterator
         yield Row(position, "text", text)
         return
     pieces = answer.pieces if answer and answer.text == text else ()
-    found = spans(text)
-    if not found:
+    thought = message.get("reasoning", "")
+    if thought.strip():
+        yield Row(position, "reasoning", thought)
+    if text.strip():
+        yield Row(position, "text", text, tuple(pieces))
+    elif not thought.strip():
         yield Row(position, "note", "the model ended its answer at once")
-    for span in found:
-        kind = "reasoning" if span.is_reasoning else "text"
-        inside = () if span.is_reasoning else tuple(pieces_within(pieces, span))
-        yield Row(position, kind, text[span.start : span.end], inside, span.start)
 
 
 def chatbot_row(row: Row, role: str) -> dict[str, Any]:

@@ -101,9 +101,10 @@ class AnswerRun:
 
     def added_to(self, transcript: Transcript) -> Transcript | None:
         """The conversation with this answer; None where nothing has come of it."""
-        if self.answer.is_empty and (self.note or self.answer.before):
+        if self.answer.is_empty and (self.note or self.answer.before or self.answer.thought):
             return None
-        note = "; ".join(filter(None, (self.note, self.left_out)))
+        notes = self.answer.prefilled.notes if self.answer.prefilled else ()
+        note = "; ".join(filter(None, (self.note, self.left_out, *notes)))
         more = ("assistant", self.answer.text, self.answer, note)
         said = transcript.plus(*more, onto=self.replaces)
         return said if self.replaces is None else said.without(self.replaces)

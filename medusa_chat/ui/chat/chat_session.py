@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
+from medusa_chat.runtime.message_tree import Said
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
@@ -81,7 +82,7 @@ class ChatSession(Conversation):
             if not shown or shown[-1].role != "assistant":
                 raise UsageError("there is no answer to continue: send a message first")
             before, kept = self.transcript.last_pieces(), self.transcript.head(len(shown) - 1)
-            self._begin(inputs, kept, "", before, shown[-1].id)
+            self._begin(inputs, kept, "", before, shown[-1])
 
     def edit(self, row: Row, inputs: Inputs) -> None:
         """Change what a row shows of a message. One of the user is sent again as another version of
@@ -169,18 +170,20 @@ class ChatSession(Conversation):
         kept: Transcript,
         text: str = "",
         before: Sequence[Piece] = (),
-        replaces: int | None = None,
+        replaces: Said | None = None,
     ) -> None:
         """Submit a request for an answer. kept: what the conversation goes on from. text: what the
         user says then. before, replaces: text and message of the answer that is continued. Raises
         UsageError where a guest may not ask."""
         self._check_length(text, inputs)
-        answer = Answer(self.number(), before)
+        answer = Answer(self.number(), before, replaces.reasoning if replaces else "")
         transcript = kept.plus("user", text) if text else kept
-        reply = Reply(transcript.prompt(inputs.system, answer.text), inputs.settings, True)
+        asked = transcript.prompt(inputs.system, answer.text, answer.reasoning)
+        reply = Reply(asked, inputs.settings, drops_oldest=True)
         job = self.session.submit(reply, "" if self.scope == OWNER else self.scope)
         self.answer, self.system, self.is_running = answer, inputs.system, True
-        run = (self.session, job, self.answer, text, self.transcript, inputs.is_paced, replaces)
+        onto = replaces.id if replaces else None
+        run = (self.session, job, self.answer, text, self.transcript, inputs.is_paced, onto)
         self._run = AnswerRun(*run)
         self._say_more(transcript)
         self._run.follow(self.audience, self._settle, self._keep_so_far)

@@ -190,10 +190,11 @@ class Conversation:
         """Refuse what would make it longer than it may be. text: to be said; inputs: of an answer
         or a message that waits; system: the prompt from now on, where no inputs have one."""
         if self.most is not None:
-            said = sum(len(one.content) for one in self.transcript.tree.said.values())
+            said = self.transcript.tree.said.values()
+            told = sum(len(one.content) + len(one.reasoning) for one in said)
             waiting = sum(len(one.text) + one.overhead for one in self.pending)
             more = len(text) + (inputs.overhead if inputs else len(system))
-            if said + waiting + more > self.most:
+            if told + waiting + more > self.most:
                 raise UsageError(TOO_LONG)
 
     def _say_more(self, transcript: Transcript, error: str = "") -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from medusa_chat.decoding.reasoning import read as read_answer
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.answer_figures import AnswerFigures
 from medusa_chat.runtime.message_tree import ROLES, MessageTree, Said
@@ -34,7 +35,7 @@ def written(kept: Iterable[tuple[str, StoredConversation]]) -> str:
 
 
 def _plain(id: str, kept: StoredConversation) -> dict[str, Any]:
-    names = ("id", "parent", "role", "content", "note")
+    names = ("id", "parent", "role", "content", "note", "reasoning")
     messages = [
         {name: getattr(one, name) for name in names}
         | {"model": one.figures.model if one.figures else ""}
@@ -121,10 +122,12 @@ def _said(values: object) -> Said:
     if one.get("role") not in ROLES:
         raise UsageError(f"a role is {_short(one.get('role'))}: give one of {', '.join(ROLES)}")
     content = clean("a message", one.get("content"))
-    note = clean("a note", one.get("note", ""))
+    note, reasoning = (clean(f"a {name}", one.get(name, "")) for name in ("note", "reasoning"))
+    if one["role"] == "assistant" and not reasoning:
+        reasoning, content = read_answer(content)  # as older files and other programs have it
     model = clean("a model", one.get("model", ""), MAX_MODEL)
     figures = AnswerFigures(model) if model and one["role"] == "assistant" else None
-    return Said(*numbers, one["role"], content, note, figures=figures)
+    return Said(*numbers, one["role"], content, note, figures=figures, reasoning=reasoning)
 
 
 def _time(one: Mapping[str, Any], name: str, usual: float) -> float:

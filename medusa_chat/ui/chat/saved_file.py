@@ -29,7 +29,8 @@ def _parts(kept: StoredConversation) -> Iterator[str]:
     if kept.system:
         yield f"## System prompt\n\n{kept.system}"
     for one in kept.tree.path:
-        yield f"## {SPEAKERS[one.role]}\n\n{one.content}"
+        thought = "".join(f"> {line}\n" for line in one.reasoning.splitlines())
+        yield f"## {SPEAKERS[one.role]}\n\n{thought}{thought and chr(10)}{one.content}"
         if one.note:
             yield f"*{one.note}*"
         if one.figures:

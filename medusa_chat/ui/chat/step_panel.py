@@ -167,18 +167,21 @@ def _units(text: str) -> int:
 def show_line(answer: Answer, since: int) -> tuple[str, int]:
     """(JSON of the next steps from `since` on, at most SHOWN_AT_ONCE, for the browser to show one
     after the other; how many it then has). Empty before there is any text. begin: pieces of text
-    before the first step."""
-    if answer.prefilled is None:
+    before the first step; thought: reasoning before it."""
+    if (first := answer.prefilled) is None:
         return "", since
     steps = list(islice(answer.steps, since, since + SHOWN_AT_ONCE))
     known = since + len(steps)
     is_over = answer.finished is not None and known == len(answer.steps)
-    begin = (*answer.before, (answer.prefilled.text, 1))
+    begin = (*answer.before, (first.text, 1))
     line = {
         "answer": answer.number,
         "since": since,
         "begin": [] if since else [part for text, count in begin for part in (count, text)],
-        "steps": [[s.text, _view(answer, s, since + place)] for place, s in enumerate(steps)],
+        "thought": "" if since else answer.thought + first.reasoning,
+        "steps": [
+            [s.text, _view(answer, s, since + place), s.reasoning] for place, s in enumerate(steps)
+        ],
         "ended": is_over,
         "tail": answer.finished.tail if is_over and answer.finished else "",
     }

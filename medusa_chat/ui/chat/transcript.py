@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
 
 from medusa_chat.messages import Message
 from medusa_chat.runtime.answer_figures import AnswerFigures
@@ -29,7 +27,7 @@ class Transcript:
     def recalled(cls, tree: MessageTree, number: Callable[[], int]) -> "Transcript":
         """The transcript that the store kept, with its answers' pieces. number: of the next."""
         answers = {
-            one.id: Answer(number(), pieces)
+            one.id: Answer(number(), pieces, one.reasoning)
             for one in tree.said.values()
             if (pieces := pieces_of(one.content, one.lengths))
         }
@@ -69,15 +67,14 @@ class Transcript:
         """The latest answer that is shown."""
         return self.answers[max(self.answers)] if self.answers else None
 
-    def prompt(self, system: str, begun: str = "") -> list[Message]:
-        """What a model is asked with. system: a prompt before it, begun: of the answer so far.
-        Messages of one role that follow each other (a question whose answer never came, and the
-        next one) are one: some chat templates refuse others."""
+    def prompt(self, system: str, begun: str = "", thought: str = "") -> list[Message]:
+        """What a model is asked with. system: a prompt before it, begun and thought: the text and
+        the reasoning of the answer so far."""
         first: list[Message] = [{"role": "system", "content": system}] if system else []
-        last: list[Message] = [{"role": "assistant", "content": begun}] if begun else []
-        turns = groupby([*self.messages, *last], itemgetter("role"))
-        texts = ((role, (one["content"] for one in turn)) for role, turn in turns)
-        return [*first, *({"role": role, "content": "\n\n".join(said)} for role, said in texts)]
+        last: list[Message] = [{"role": "assistant", "content": begun}] if begun or thought else []
+        if thought:
+            last[0]["reasoning"] = thought
+        return [*first, *self.messages, *last]
 
     def last_pieces(self) -> Sequence[Piece]:
         """The last message in the pieces it came in, in one where it was edited since."""
@@ -96,9 +93,10 @@ class Transcript:
         note: str = "",
         again: Said | None = None,
         onto: int | None = None,
+        reasoning: str = "",
     ) -> "Transcript":
         """The transcript with a message more. again: the message that it says again. onto: the id
-        of the one that its answer went on from."""
+        of the one that its answer went on from. reasoning: where the answer has none."""
         pieces = answer.pieces if answer and answer.text == text else ()
         lengths = tuple(count for piece, tokens in pieces for count in (tokens, len(piece)))
         copied, figures = (again.copied or again.id, again.figures) if again else (0, None)
@@ -106,23 +104,23 @@ class Transcript:
         if figures and onto is not None:
             known = self.tree.said.get(onto)
             figures = figures.after(known.figures if known else None)
-        tree = self.tree.plus(role, text, note, lengths, copied, figures)
+        reasoning = again.reasoning if again else answer.reasoning if answer else reasoning
+        tree = self.tree.plus(role, text, note, lengths, copied, figures, reasoning)
         return Transcript(tree, {**self.recorded, tree.leaf: answer} if answer else self.recorded)
 
     def has(self, row: Row) -> bool:
         """Whether a row shows what a message still says."""
         there = self.messages[row.position : row.position + 1]
-        return any(message["content"].startswith(row.text, row.start) for message in there)
+        return any(message["content"] == row.text for message in there)
 
     def with_text(self, row: Row, text: str) -> "Transcript":
         """Another version of one of the model's answers, with what a row shows of it rewritten;
         what was said after the one before is said after it, too."""
         found, *after = self.tree.path[row.position :]
         text = as_written(text, row.text)
-        whole = found.content[: row.start] + text + found.content[row.start + len(row.text) :]
-        if whole == found.content:
+        if text == found.content:
             return self
-        made = self.head(row.position).plus(found.role, whole)
+        made = self.head(row.position).plus(found.role, text, reasoning=found.reasoning)
         for one in after:
             made = made.plus(one.role, one.content, self.recorded.get(one.id), one.note, one)
         return made

@@ -8,7 +8,6 @@ import gradio as gr
 from medusa_chat.ui.chat.answer import Row, chatbot_row, rows
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.session_store import OWNER
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.pace import is_demo
@@ -128,7 +127,7 @@ def _ending(tab: Tab, chat: ChatSession) -> str:
     if last is None or last.number != tab.awaits:
         return ""
     tab.awaits = 0
-    return to_line({"done": visible_text(last.text)}) + "\n"
+    return to_line({"done": last.text}) + "\n"
 
 
 def _system(tab: Tab, chat: ChatSession, hint: str) -> Any:
@@ -160,7 +159,7 @@ def _tint(tab: Tab, transcript: Transcript, shown_rows: Sequence[Row]) -> str:
     tinted = [(place, row) for place, row in enumerate(shown_rows) if row.pieces][-MAX_TINTED:]
     found, new = [], {}
     for place, row in tinted:
-        key = f"{transcript.answers[row.position].number}.{row.start}"
+        key = str(transcript.answers[row.position].number)
         found.append([place, key])
         if key not in tab.tinted:
             new[key] = [part for text, tokens in row.pieces for part in (tokens, text)]

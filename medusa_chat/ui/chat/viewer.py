@@ -20,7 +20,6 @@ from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_list import ConversationList, list_line
-from medusa_chat.ui.chat.reasoning_spans import visible_text
 from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import View, next_line, view_of
@@ -171,7 +170,7 @@ class ChatViewer:
                 self.sessions.touch(tab.scope)
                 panel = self._panel(tab, since=sent if self.answer_of(tab) is answer else 0)
                 changed = version if version != tab.version and not is_over else 0
-                text = "" if show else visible_text(answer.text)
+                text = "" if show else answer.text
                 yield Update(answer.live, text, panel, changed, show)
                 sent = steps
             else:

@@ -230,7 +230,7 @@ def test_the_text_only_grows_while_it_comes(served, open_tab, monkeypatch):
 
 
 def test_reasoning_is_folded_while_they_come_and_afterwards(quick, open_tab, monkeypatch):
-    pieces = ("<think>", "Hm, ", "secretly", ".</think>", "Yes", ", it", " is", " so", ".")
+    pieces = ("<think>", "Hm, ", "secretly", ".</think>", "Yes", *[", it is so"] * 20)
     monkeypatch.setattr(quick, "pieces", pieces)
     monkeypatch.setattr(quick, "steps", 3)
     monkeypatch.setattr(quick, "hold_at", 1)

@@ -1,0 +1,241 @@
+"""ReasoningReader: what of an answer is reasoning and what is said, told while it comes."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+# of an answer; "opened" is "reasoning" of which nothing is there, "header" that of a channel
+State = Literal["begin", "opened", "reasoning", "answer", "header"]
+BETWEEN = "\n\n"  # of two stretches of reasoning, and of two of the answer
+LONGEST_HEADER = 200  # characters of a channel's; longer ones are an answer without channels
+
+
+class Part(NamedTuple):
+    """A part of an answer, or all of it: its reasoning, and what is said."""
+
+    reasoning: str = ""
+    text: str = ""
+
+    def plus(self, other: "Part") -> "Part":
+        """This part and what comes after it."""
+        return Part(self.reasoning + other.reasoning, self.text + other.text)
+
+
+class Markup(NamedTuple):
+    """How a model writes reasoning: after `open`, up to `close`. begin, end: both with what is
+    written around them, by which an answer is continued. A word in `begin` behind `open` is a
+    heading, and no reasoning."""
+
+    open: str
+    close: str
+    begin: str
+    end: str
+
+    @property
+    def heading(self) -> str:
+        return self.begin[len(self.open) :].strip()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that are never shown where they are special tokens."""
+        return HARMONY_MARKERS if self == HARMONY else (self.open, self.close)
+
+    def after(self, prompt: str) -> State:
+        """Where an answer begins to a prompt that ends like this."""
+        if self == HARMONY:
+            return _harmony_state(prompt)
+        begins = (self.open, self.begin.rstrip())
+        return "opened" if prompt.rstrip().endswith(begins) else "begin"
+
+    def written(self, part: Part, prompt: str) -> str:
+        """An answer with reasoning as the model wrote it, for it to go on. prompt: what it
+        answers. Reasoning without an answer stays open."""
+        begin = "" if self.after(prompt) == "opened" else self.begin
+        return begin + part.reasoning + (self.end + part.text if part.text else "")
+
+
+HARMONY_MARKERS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>")
+HARMONY = Markup(
+    *("<|channel|>", "<|end|>", "<|channel|>analysis<|message|>"),
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+)
+HIDDEN_CHANNELS = ("analysis", "commentary")
+THINK = Markup("<think>", "</think>", "<think>\n", "\n</think>\n\n")
+MARKUPS = (  # a model's is the first whose markers its chat template or vocabulary has, else THINK
+    HARMONY,
+    Markup("<|channel>", "<channel|>", "<|channel>thought\n", "\n<channel|>"),
+    Markup("[THINK]", "[/THINK]", "[THINK]", "[/THINK]"),
+    Markup("<|START_THINKING|>", "<|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+    Markup("<seed:think>", "</seed:think>", "<seed:think>", "</seed:think>"),
+    THINK,
+)
+
+
+def markup_of(template: str, added: Iterable[str]) -> Markup:
+    """The markup of a model's reasoning, by its chat template and its added tokens."""
+    known = set(added)
+
+    def has(markup: Markup) -> bool:
+        needed = HARMONY_MARKERS[:2] if markup == HARMONY else markup.markers
+        return all(marker in known or marker in template for marker in needed)
+
+    return next((markup for markup in MARKUPS if has(markup)), THINK)
+
+
+def read(text: str) -> Part:
+    """An answer that is there as one text, its markers in it; reasoning that never ended is all of
+    it. Channels of Harmony leave no trace in a text."""
+    for markup in MARKUPS[1:]:
+        if text.lstrip().startswith(markup.open):
+            reader = ReasoningReader(markup)
+            return reader.push(text).plus(reader.finish())
+    return Part("", text)
+
+
+class ReasoningReader:
+    """Takes an answer text by text, and gives what of it is reasoning and what is said.
+
+    Markers that are special tokens never come as text: they are given as tokens, and count
+    wherever they stand. Markers of text count at the answer's beginning alone: `<think>` or
+    `</think>` further on is what the model says. White space around markers is theirs. What may
+    be the beginning of a marker is held back.
+    """
+
+    def __init__(
+        self, markup: Markup, tokens: Mapping[int, str] | None = None, state: State = "begin"
+    ) -> None:
+        """tokens: the texts of those markers that are special tokens, by id. state: where the
+        answer begins."""
+        self.markup = markup
+        self.state: State = "reasoning" if state == "opened" else state
+        self._tokens = tokens or {}
+        spelled = [one for one in markup.markers if one not in self._tokens.values()]
+        self._open = markup.open if markup.open in spelled else ""
+        self._close = markup.close if markup.close in spelled else ""
+        self._held, self._header = "", ""
+        self._heading, self._is_fresh = "", state == "opened"  # nothing of this stretch yet
+        self._is_marked, self._whole = False, Part()
+
+    def is_marker(self, token: int) -> bool:
+        """Whether the token is a marker, to be given to `mark` instead of its text to `push`."""
+        return token in self._tokens
+
+    def mark(self, token: int) -> Part:
+        """A marker; what was held back before it."""
+        if self.state == "reasoning":
+            self._held = self._held.rstrip()
+        before, marker, self._is_marked = self._flush(), self._tokens[token], True
+        if self.markup != HARMONY:
+            self._enter("reasoning" if marker == self.markup.open else "answer")
+        elif marker == "<|message|>":
+            is_hidden = self._header.strip().startswith(HIDDEN_CHANNELS)
+            self._enter("reasoning" if is_hidden else "answer")
+        else:
+            self._enter("header")
+        return before
+
+    def push(self, text: str) -> Part:
+        """What is certain with this text."""
+        self._held += text
+        part = Part()
+        while (found := self._next()) is not None:
+            part = part.plus(found)
+        return part
+
+    def finish(self) -> Part:
+        """What was held back, at the end. An answer without any channel is one."""
+        if self.state == "header" and not self._is_marked:
+            self._held, self.state = self._header, "answer"
+        return self._flush()
+
+    def _flush(self) -> Part:
+        held, self._held = self._held, ""
+        if self.state == "reasoning":
+            return self._told("reasoning", "" if self._is_fresh else held)
+        return self._told("answer", held) if self.state in ("begin", "answer") else Part()
+
+    def _next(self) -> Part | None:
+        """The next part of the held text; None where there is none for now."""
+        if not self._held:
+            return None
+        match self.state:
+            case "begin":
+                return self._begun()
+            case "reasoning":
+                return self._thought()
+            case "answer":
+                return self._take("answer", len(self._held))
+        self._header, self._held = self._header + self._held, ""
+        if len(self._header) <= LONGEST_HEADER:
+            return None
+        self._held = self._header
+        self._enter("answer")
+        return Part()
+
+    def _begun(self) -> Part | None:
+        """The answer's begin, once it is known what it is."""
+        text = self._held.lstrip()
+        if self._open and text.startswith(self._open):
+            self._held = text[len(self._open) :]
+            self._enter("reasoning")
+            return Part()
+        if self._open and self._open.startswith(text):
+            return None
+        self._enter("answer", is_fresh=False)
+        return Part()
+
+    def _thought(self) -> Part | None:
+        """The reasoning that is certain, up to where it may end."""
+        if self._is_fresh:
+            self._held = self._held.lstrip()
+            if self._heading and self._held.startswith(self._heading):
+                self._held, self._heading = self._held[len(self._heading) :], ""
+                return Part()
+            if not self._held or (self._heading and self._heading.startswith(self._held)):
+                return None
+        end = self._held.find(self._close) if self._close else -1
+        if end >= 0:
+            part = self._take("reasoning", len(self._held[:end].rstrip()))
+            self._held = self._held.lstrip()[len(self._close) :]
+            self._enter("answer")
+            return part
+        length = len(self._held) - _overlap(self._held, self._close)
+        length = len(self._held[:length].rstrip())
+        return self._take("reasoning", length) if length else None
+
+    def _take(self, side: State, length: int) -> Part:
+        text, self._held = self._held[:length], self._held[length:]
+        return self._told(side, text)
+
+    def _told(self, side: State, text: str) -> Part:
+        """A stretch of one side, after what was told of that side before."""
+        text = text.lstrip() if self._is_fresh else text
+        if not text:
+            return Part()
+        known = self._whole.reasoning if side == "reasoning" else self._whole.text
+        text = BETWEEN + text if self._is_fresh and known else text
+        self._is_fresh, self._heading = False, ""
+        part = Part(text, "") if side == "reasoning" else Part("", text)
+        self._whole = self._whole.plus(part)
+        return part
+
+    def _enter(self, state: State, is_fresh: bool = True) -> None:
+        self.state, self._header, self._is_fresh = state, "", is_fresh
+        self._heading = self.markup.heading if self.markup != HARMONY else ""
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Length of the longest end of the text that a marker may begin with."""
+    lengths = range(min(len(text), len(marker) - 1), 0, -1)
+    return next((n for n in lengths if text.endswith(marker[:n])), 0)
+
+
+def _harmony_state(prompt: str) -> State:
+    """Where an answer begins to a prompt of Harmony: in a header where no message was begun."""
+    found = re.search(r"<\|start\|>assistant(<\|channel\|>\w*)?(<\|message\|>)?\Z", prompt.rstrip())
+    if found is None:
+        return "begin"
+    if not found[2]:
+        return "header"
+    is_hidden = (found[1] or "").endswith(HIDDEN_CHANNELS)
+    return "opened" if is_hidden else "answer"
