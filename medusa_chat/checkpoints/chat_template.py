@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ConversationRefused, UsageError
 from medusa_chat.messages import Message
 from medusa_chat.units import gb
 
@@ -77,8 +77,9 @@ class TemplateRenderer:
         continues: bool = False,
     ) -> str:
         """The text of a conversation by the tokenizer's template. add_prompt: with the generation
-        prompt. continues: so that it continues the last message, without one. Raises UsageError
-        for what the template refuses, and for a template beyond the limits."""
+        prompt. continues: so that it continues the last message, without one. Raises
+        ConversationRefused for what the template refuses, and UsageError for a template beyond the
+        limits."""
         template = tokenizer.get_chat_template()
         if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
             raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
@@ -91,7 +92,9 @@ class TemplateRenderer:
         }
         found = self._ask({"messages": list(messages), "options": options})
         if "error" in found:
-            raise UsageError(f"the chat template refuses this conversation: {found['error']}")
+            raise ConversationRefused(
+                f"the chat template refuses this conversation: {found['error']}"
+            )
         if "text" not in found:
             raise _refusal(found["refusal"])
         return found["text"]
