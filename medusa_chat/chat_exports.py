@@ -53,7 +53,7 @@ def is_exported(value: object) -> bool:
     return isinstance(value, dict) and ("mapping" in value or _history(value) is not None)
 
 
-def title_of(value: object) -> str:
+def exported_title(value: object) -> str:
     """The title of an entry of an export; empty where it has none."""
     title = value.get("title") if isinstance(value, dict) else None
     return " ".join(title.split()) if isinstance(title, str) else ""
@@ -84,7 +84,7 @@ def _of_chatgpt(value: Mapping[str, Any]) -> ExportedConversation:
     messages, shown = _messages(nodes, value.get("current_node"))
     return ExportedConversation(
         id=_text(value.get("conversation_id")) or _text(value.get("id")),
-        title=title_of(value),
+        title=exported_title(value),
         system="",
         created_at=value.get("create_time"),
         updated_at=value.get("update_time"),
@@ -130,7 +130,7 @@ def _of_open_webui(value: Mapping[str, Any], history: Mapping[str, Any]) -> Expo
     messages, shown = _messages(nodes, history.get("currentId"))
     return ExportedConversation(
         id=_text(value.get("id")),
-        title=title_of(value) or title_of(chat),
+        title=exported_title(value) or exported_title(chat),
         system=_text((chat.get("params") or {}).get("system")).strip(),
         created_at=value.get("created_at"),
         updated_at=value.get("updated_at"),
