@@ -1,5 +1,6 @@
 """The file of the conversations: opened to write or to read, and mended where it is broken."""
 
+import os
 import shutil
 import sqlite3
 import time
@@ -8,6 +9,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from filelock import FileLock
 
@@ -58,7 +60,7 @@ def opened_to_read(file: Path, tell: Callable[[str], None]) -> sqlite3.Connectio
     """A connection to a file that is there, which needs to write nothing; None for one in which
     nothing was ever written. tell: gets a line where what was written last cannot be read. Raises
     sqlite3.Error as `opened` does."""
-    address = f"{file.absolute().as_uri()}?mode=ro"
+    address = f"file://{_in_address(file)}?mode=ro"
     try:
         return _reading(address)
     except sqlite3.OperationalError as error:
@@ -101,6 +103,12 @@ def mend(file: Path) -> str:
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{copy}{suffix}").unlink(missing_ok=True)
     return f"it was set aside as {aside.name}; {kept} conversations could be read and are kept"
+
+
+def _in_address(file: Path) -> str:
+    """The path as sqlite reads it: a drive, and a server's name, stand behind a slash as well."""
+    path = quote(os.fsencode(file.absolute().as_posix()))
+    return path if path.startswith("/") else f"/{path}"
 
 
 def _connected(address: str) -> sqlite3.Connection:

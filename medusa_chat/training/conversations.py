@@ -155,9 +155,10 @@ def _turns(row: dict[str, Any]) -> tuple[list[Message], list[str]] | None:
         return _messages(row["chosen"], "chosen")
     if isinstance(row.get("text"), str):
         return None
+    names = ", ".join(map(repr, row))
     raise UsageError(
         'a row needs "messages", "conversations", "turns", "data", "instruction", "prompt", '
-        f'"question", "input" or "text", this has {", ".join(map(str, row))[:80] or "nothing"}'
+        f'"question", "input" or "text", this has {names[:80] or "nothing"}'
     )
 
 

@@ -1,6 +1,7 @@
 """Conversations on disk: what was said is there again, and a broken file stops nobody."""
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -215,6 +216,12 @@ def test_reading_never_needs_writing(nothing_beside, told):
     assert told == []
     assert not history.save("b", KEPT) and "cannot be saved" in told[0]
     assert [one.id for one in history.listed()] == ["a"] and len(told) == 1
+
+
+def test_a_path_may_hold_what_an_address_may_not(tmp_path, told):
+    history = History(tmp_path / "a?b #c%20" / os.fsdecode(b"\xff") / FILE, told.append)
+    history.save("a", KEPT)
+    assert history.load("a") == KEPT and told == []
 
 
 def test_what_cannot_be_read_without_writing_is_said(nothing_beside, told):
