@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 TEXT_KINDS = ("text", "multimodal_text")  # of ChatGPT's content; others are code, thoughts, quotes
 ROLES = ("user", "assistant")
 # What Open WebUI folds in an answer: reasoning, calls of tools and what they gave.
-FOLDED = re.compile(r"^<details type=.*?^</details>\s*", re.DOTALL | re.MULTILINE)
+FOLD, UNFOLD = (
+    re.compile(r"^<details type=", re.MULTILINE),
+    re.compile(r"^</details>\s*", re.MULTILINE),
+)
 
 
 class ExportedMessage(NamedTuple):
@@ -145,8 +148,16 @@ def _written(one: Mapping[str, Any]) -> tuple[str, str, str, bool]:
     role, content = _text(one.get("role")), _text(one.get("content"))
     if role not in ROLES:
         return role, "", "", role != "system"
-    text = (FOLDED.sub("", content) if role == "assistant" else content).strip()
+    text = (_unfolded(content) if role == "assistant" else content).strip()
     return role, text, _text(one.get("model")), not text
+
+
+def _unfolded(text: str) -> str:
+    """What an answer says outside of what is folded."""
+    shown, at = "", 0
+    while (begin := FOLD.search(text, at)) and (end := UNFOLD.search(text, begin.end())):
+        shown, at = shown + text[at : begin.start()], end.end()
+    return shown + text[at:]
 
 
 # ---- both ----
@@ -179,7 +190,8 @@ def _messages(nodes: Mapping[str, _Node], current: Any) -> tuple[tuple[ExportedM
             made.append((parent, node, [node.text]))
             parent = len(made)
         told[at] = parent
-        is_only = (is_only or bool(node.text)) and len(children[at]) == 1
+        is_question = node.role == "user" and not node.text  # a picture: what follows answers it
+        is_only = (is_only or bool(node.text)) and len(children[at]) == 1 and not is_question
         waiting += [(child, parent, is_only) for child in reversed(children[at])]
     if len(told) < len(nodes):
         raise ValueError("its messages follow each other in a circle")

@@ -82,7 +82,8 @@ def read_conversations(path: Path, prompts: bool = False) -> DataFile:
             refused.append(f"{place}: {error}")
     rows = len(found) + len(refused)
     if rows and not found:
-        raise UsageError(refused[0] if rows == 1 else f"{refused[0]} ({rows - 1:,} more alike)")
+        others = f" (none of the {rows - 1:,} other rows can be read either)" if rows > 1 else ""
+        raise UsageError(refused[0] + others)
     notes = left_out_line(refused, f"{rows:,} rows of {path.name}"), _messages_line(found, path)
     return DataFile(tuple(found), tuple(filter(None, notes)))
 
@@ -120,7 +121,7 @@ def conversation(row: Any, place: str) -> Conversation:
         raise UsageError(row.reason)
     if not isinstance(row, dict):
         raise UsageError(f"a row must be a JSON object, this is a {type(row).__name__}")
-    if is_exported(row):
+    if is_exported(row) and not ("mapping" in row and any(key in row for key in LISTS)):
         return _exported(row, place)
     if (found := _turns(row)) is None:
         return Conversation((), place, without_broken_characters(row["text"]))
@@ -163,14 +164,22 @@ def _turns(row: dict[str, Any]) -> tuple[list[Message], list[str]] | None:
 
 
 def _exported(row: dict[str, Any], place: str) -> Conversation:
-    """The branch that was shown."""
+    """The branch that was shown. An answer behind an answer is left out: the question between them
+    had no text."""
     try:
         found = exported(row)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    system = ({"role": "system", "content": found.system},) if found.system else ()
-    said = ({"role": one.role, "content": one.content} for one in found.branch)
-    return _conversation((*system, *said), place, (EXPORTED,) * found.left_out)
+    turns: list[Message] = [{"role": "system", "content": found.system}] if found.system else []
+    left_out = found.left_out
+    for one in found.branch:
+        if not turns or turns[-1]["role"] != one.role:
+            turns.append({"role": one.role, "content": one.content})
+        elif one.role == "user":
+            turns[-1]["content"] += "\n\n" + one.content
+        else:
+            left_out += 1
+    return _conversation(turns, place, (EXPORTED,) * left_out)
 
 
 def _messages(found: Any, key: str) -> tuple[list[Message], list[str]]:

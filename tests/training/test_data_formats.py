@@ -117,12 +117,30 @@ def test_the_exports_of_chat_programs_are_read_as_they_were_shown(tmp_path: Path
     chat = {"params": {"system": "Be brief."}, "history": {"messages": nodes, "currentId": "a"}}
     file = tmp_path / "export.json"
     rows = [{"mapping": mapping, "current_node": "a"}, {"chat": chat}, chat, {"mapping": []}]
+    rows.append({"messages": [HEARD, SAID], "mapping": {}})  # no export
     file.write_text(json.dumps(rows), "utf-8")
     read = read_conversations(file)
-    one, two, three = (list(found.messages) for found in read.conversations)
-    assert one == [HEARD, SAID]
+    one, two, three, four = (list(found.messages) for found in read.conversations)
+    assert one == four == [HEARD, SAID]
     assert two == three == [{"role": "system", "content": "Be brief."}, HEARD, SAID]
-    assert "1 of 4 rows" in read.notes[0] and "1 of tools, pictures" in read.notes[1]
+    assert "1 of 5 rows" in read.notes[0] and "1 of tools, pictures" in read.notes[1]
+
+
+def test_an_answer_to_a_picture_in_an_export_is_none_to_what_was_asked_before(
+    tmp_path: Path,
+) -> None:
+    def node(at: int, role: str, part: Any) -> dict[str, Any]:
+        content = {"content_type": "multimodal_text", "parts": [part]}
+        message = {"author": {"role": role}, "content": content}
+        return {"message": message, "parent": str(at - 1), "children": [str(at + 1)]}
+
+    said = (ASKED, ANSWERED, {"image": "x"}, "a cat", "b", "c")
+    nodes = {str(n): node(n, ("user", "assistant")[n % 2], part) for n, part in enumerate(said)}
+    read = read_conversations(write_rows(tmp_path / "d.jsonl", [{"mapping": nodes}]))
+    assert [one["content"] for one in read.conversations[0].messages] == [ASKED, ANSWERED, "b", "c"]
+    assert read.notes == (
+        "messages of d.jsonl that are no text are left out: 2 of tools, pictures or hidden",
+    )
 
 
 def containers(value: object) -> Iterator[Any]:

@@ -115,7 +115,7 @@ def test_a_bad_row_is_left_out_with_its_line_and_alone_refused(tmp_path, bad):
     assert note.startswith("1 of 3 rows of data.jsonl left out; the first: ")
     assert f"{path}:2: " in note and "\n" not in note
     write_rows(path, bad, bad)
-    with pytest.raises(UsageError, match=r"data.jsonl:1: .* \(1 more alike\)"):
+    with pytest.raises(UsageError, match=r"data.jsonl:1: .* \(none of the 1 other rows"):
         read_conversations(path)
 
 

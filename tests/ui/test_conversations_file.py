@@ -404,6 +404,16 @@ def test_an_entry_of_an_export_that_cannot_be_read_is_left_out_by_name(server, c
     assert "1 left out: “A " in refused(json.dumps([circle]))
 
 
+def test_an_answer_to_a_picture_is_a_message_of_its_own():
+    picture = {"content_type": "multimodal_text", "parts": [{"asset": "x"}]}
+    assert shown_paths(
+        node("q", None, "a", text="q"),
+        node("a", "q", "p", role="assistant", text="one"),
+        node("p", "a", "b", text="x", content=picture),
+        node("b", "p", role="assistant", text="two"),
+    ) == [["q", "one", "two"]]
+
+
 def test_an_entry_says_what_it_follows_and_others_only_where_it_does_not():
     assert shown_paths(
         node("q", None, "b", "a", text="q"),
