@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 TEXT_KINDS = ("text", "multimodal_text")  # of ChatGPT's content; others are code, thoughts, quotes
 ROLES = ("user", "assistant")
 # What Open WebUI folds in an answer: reasoning, calls of tools and what they gave.
-FOLD, UNFOLD = (
-    re.compile(r"^<details type=", re.MULTILINE),
-    re.compile(r"^</details>\s*", re.MULTILINE),
-)
+FOLD = re.compile(r"^<details type=", re.MULTILINE)
+UNFOLD = re.compile(r"^</details>\s*", re.MULTILINE)
 
 
 class ExportedMessage(NamedTuple):
