@@ -13,6 +13,10 @@ class UsageError(MedusaChatError):
     exit_code = 2
 
 
+class ConversationRefused(UsageError):
+    """A conversation that a chat template does not take; it may take others."""
+
+
 class DeviceError(MedusaChatError):
     """The requested device is not available."""
 

@@ -16,7 +16,8 @@ MODULES = {
     for file in sorted(PACKAGE.rglob("*.py"))
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
-LEAVES = {"", "clean_stream", "errors", "gguf_files", "messages", "paths", "ranges", "units"}
+LEAVES = {"", "chat_exports", "clean_stream", "errors", "gguf_files", "messages", "paths"}
+LEAVES |= {"ranges", "units"}
 # Room -> the rooms it may know, besides itself and the leaves. From the floor upwards: a room
 # names only rooms that stand above it here, so there is no circle.
 ROOMS: dict[str, set[str]] = {

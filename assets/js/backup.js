@@ -5,7 +5,7 @@ const chooser = Object.assign(make("input"), { type: "file", accept: ".json", hi
 const importer = button("", "Import", () => chooser.click());
 foot.append(button("", "Save all", saveAll), importer, chooser);
 foot.firstChild.title = "Save all conversations as one JSON file";
-importer.title = "Add the conversations of such a file, or of ChatGPT's conversations.json";
+importer.title = "Add the conversations of such a file, or of an export of ChatGPT or Open WebUI";
 
 // What the server says. Throws an Error that says in words why it does not.
 async function askChats(more) {

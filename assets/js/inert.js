@@ -4,21 +4,28 @@
 const anyTag = new RegExp(RULES.begins, "gi");
 const besideCode = new RegExp(`${RULES.fence}|${RULES.begins}`, "gi");
 const odd = new RegExp(RULES.odd);
+const drawnDollars = new RegExp(`${RULES.mark}\\\\\\((.*?)\\\\\\)${RULES.mark}`, "g");
 
 function inert(text) {
   if (odd.test(text)) return text.replace(anyTag, (all, url) => url ?? all + RULES.mark);
   return text.replace(besideCode, (all, code, url) => code ?? url ?? all + RULES.mark);
 }
 
-function unmarked(text) {
+function withoutMarks(text) {
   return text.replaceAll(RULES.mark, "");
+}
+
+// What the model wrote: Gradio draws no formula between single dollars, so it was given other
+// delimiters, with a mark outside of each (ui/chat/maths.py).
+function unmarked(text) {
+  return withoutMarks(text.replace(drawnDollars, (all, formula) => `$${formula}$`));
 }
 
 function unmark(node) {
   if (node.nodeType === Node.TEXT_NODE) {
     // Mermaid has still to read its own, and would take it for HTML
     const isSource = node.parentElement?.closest(".mermaid:not([data-processed])");
-    if (!isSource && node.data.includes(RULES.mark)) node.data = unmarked(node.data);
+    if (!isSource && node.data.includes(RULES.mark)) node.data = withoutMarks(node.data);
     return;
   }
   const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);

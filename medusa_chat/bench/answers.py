@@ -78,7 +78,10 @@ def asked_texts(context: BenchContext) -> list[tuple[str, str]]:
 
 def asked_rows(context: BenchContext, file: Path) -> list[Conversation]:
     """The rows of a file of questions; of many --questions, evenly spread. Raises UsageError."""
-    rows = list(read_conversations(file, prompts=True))
+    read = read_conversations(file, prompts=True)
+    for note in read.notes:
+        context.progress(note)
+    rows = read.conversations
     if not rows:
         raise UsageError(f"{file} holds no prompt: give another file as --prompts")
     return spread(rows, context.questions)

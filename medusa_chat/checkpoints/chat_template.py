@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ConversationRefused, UsageError
 from medusa_chat.messages import Message
 from medusa_chat.units import gb
 
@@ -29,10 +29,6 @@ COMMAND = (sys.executable, "-P", "-m", "medusa_chat.checkpoints.chat_template_ch
 TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
 SLOW = f"takes more than {SECONDS:.0f} seconds"
 UNBOUNDED = "chat templates run without a memory limit: this system does not support one"
-
-
-class TemplateRefusal(UsageError):
-    """A template raised an error of its own: most refuse roles, or an order of them, like that."""
 
 
 @cache
@@ -82,7 +78,8 @@ class TemplateRenderer:
     ) -> str:
         """The text of a conversation by the tokenizer's template. add_prompt: with the generation
         prompt. continues: so that it continues the last message, without one. Raises
-        TemplateRefusal where the template does, UsageError for one beyond the limits."""
+        ConversationRefused for what the template refuses, and UsageError for a template beyond the
+        limits."""
         template = tokenizer.get_chat_template()
         if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
             raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
@@ -95,7 +92,9 @@ class TemplateRenderer:
         }
         found = self._ask({"messages": list(messages), "options": options})
         if "error" in found:
-            raise TemplateRefusal(f"the chat template refuses this conversation: {found['error']}")
+            raise ConversationRefused(
+                f"the chat template refuses this conversation: {found['error']}"
+            )
         if "text" not in found:
             raise _refusal(found["refusal"])
         return found["text"]

@@ -12,6 +12,7 @@ from medusa_chat.units import gb
 
 NAMES = {
     "Stage": "stage",
+    "Note": "note",
     "Plan": "plan",
     "Answered": "answered",
     "HiddenStates": "hidden",
@@ -68,6 +69,8 @@ class TrainingView:
         if name == "stage":
             self._begin()
             self.say(f"{event.name} ...")
+        elif name == "note":
+            self.say(f"note     {event.line}")
         elif name == "step":
             self._step(event)
         elif name == "answered":

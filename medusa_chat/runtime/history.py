@@ -8,11 +8,12 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from medusa_chat.runtime.history_file import mend, opened
+from medusa_chat.runtime.history_file import mend, opened, opened_to_read
 from medusa_chat.runtime.stored_conversation import Listed, StoredConversation
 
+T = TypeVar("T")
 FILE = "chats.sqlite3"
 SAVE = """
 INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET
@@ -150,19 +151,31 @@ class History:
             return []
         found: list[Any] = []
         try:
-            self._run(lambda base: found.extend(base.execute(query, values).fetchall()))
+            with self._lock:
+                found = self._mending(lambda: self._select(query, values))
         except (OSError, sqlite3.Error) as error:
             self._fail(f"the conversations in {self.file} cannot be read ({error})")
         return found
 
+    def _select(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        base = opened_to_read(self.file, self._fail)
+        if base is None:
+            return []
+        with closing(base):
+            return base.execute(query, values).fetchall()
+
     def _run(self, act: Callable[[sqlite3.Connection], object]) -> None:
-        """Act on the file and commit; once more where it was broken, which it is no longer then."""
+        """Act on the file and commit."""
         with self._lock:
-            try:
-                self._commit(act)
-            except sqlite3.DatabaseError as error:
-                self._mend(error)
-                self._commit(act)
+            self._mending(lambda: self._commit(act))
+
+    def _mending(self, act: Callable[[], T]) -> T:
+        """Do something; once more where the file was broken, which it is no longer then."""
+        try:
+            return act()
+        except sqlite3.DatabaseError as error:
+            self._mend(error)
+            return act()
 
     def _commit(self, act: Callable[[sqlite3.Connection], object]) -> None:
         with closing(self._open()) as base, base:

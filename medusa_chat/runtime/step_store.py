@@ -13,10 +13,11 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.paths import write_bytes
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.trace_line import NAMES, from_json, to_json
 
 FOLDER = "steps"
 MOST_BYTES = 500_000_000  # of all files together
@@ -58,10 +59,8 @@ class StepStore:
                 data = stream.read(LARGEST + 1)
             if len(data) > LARGEST:
                 return []
-            return [from_json(json.loads(line)) for line in data.splitlines()]
-        except (OSError, EOFError, zlib.error):
-            return []
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return _whole([from_json(_values(line)) for line in data.splitlines()])
+        except (OSError, EOFError, zlib.error, ValueError, RecursionError):
             return []
 
     def delete(self, conversation: str) -> None:
@@ -92,3 +91,21 @@ class StepStore:
 
     def _file(self, conversation: str, message: int) -> Path:
         return self.folder / conversation / f"{message}.jsonl.gz"
+
+
+def _values(line: bytes) -> Any:
+    """The values of a line. Raises ValueError, also for a NaN, which the page could not read."""
+    return json.loads(line, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no figure")
+
+
+def _whole(events: list[Event]) -> list[Event]:
+    """The events, where they are of one answer, in order. Raises ValueError."""
+    kinds = [NAMES[type(event)] for event in events]
+    steps = kinds[1:-1] if kinds[-1:] == ["finished"] else kinds[1:]
+    if kinds[:1] != ["prefilled"] or set(steps) - {"step"}:
+        raise ValueError("the events are not those of one answer")
+    return events

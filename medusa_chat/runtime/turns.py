@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from medusa_chat.checkpoints.chat_template import TemplateRefusal
+from medusa_chat.errors import ConversationRefused
 from medusa_chat.messages import Message
 
 SYSTEM = "system messages: they are read as the beginning of your next message"
@@ -25,12 +25,12 @@ def rendered(messages: Sequence[Message], render: Callable[[list[Message]], R]) 
     """What `render` makes of a conversation, and what of it the template refused, in words. Where
     it refuses the messages as they are, those of one role in a row become one, then a system
     message after the first goes into the next message of the user, then the first does too.
-    Raises the first TemplateRefusal where the template takes none of these."""
-    first: TemplateRefusal | None = None
+    Raises the first ConversationRefused where the template takes none of these."""
+    first: ConversationRefused | None = None
     for turns in _ways(list(messages)):
         try:
             return render(turns.messages), turns.refused
-        except TemplateRefusal as refusal:
+        except ConversationRefused as refusal:
             first = first or refusal
     assert first is not None
     raise first

@@ -17,14 +17,18 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.errors import ContextError, MedusaChatError, UsageError
+from medusa_chat.errors import ContextError, ConversationRefused, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.accuracy import accuracies_of, ranks_after, states_of
 from medusa_chat.training.checkpoint_writer import Calibrated
-from medusa_chat.training.conversations import Conversation, read_conversations
+from medusa_chat.training.conversations import (
+    Conversation,
+    left_out_line,
+    read_conversations,
+)
 from medusa_chat.training.data import encode_prompt
 from medusa_chat.training.distill_conversations import Answered
-from medusa_chat.training.events import Stage, Written
+from medusa_chat.training.events import Note, Stage, Written
 from medusa_chat.training.examples import require_template
 from medusa_chat.training.model_card import renew_figures
 from medusa_chat.training.path_search import Answer as AnswerRanks
@@ -58,21 +62,26 @@ def calibrate(
     nodes: int,
     output: Path,
     chats: Sequence[Conversation] = (),
-) -> Iterator[Stage | Answered | Calibrated | Measured | Written]:
+) -> Iterator[Stage | Note | Answered | Calibrated | Measured | Written]:
     """Measure the heads on greedy answers to the prompts, search the tree of at most `nodes` nodes,
     measure its tokens a step and write `output`, and its figures into the card beside it. chats:
     the user's own, asked again beside the data. Raises MedusaChatError."""
-    conversations = _choose(data, chats)
+    conversations, notes = _choose(data, chats)
+    yield from notes
     yield Stage("loading")
     loaded = yield from _load(request)
     require_template(loaded.tokenizer, conversations)
     yield Stage("answers")
-    answers, tokens = list[Greedy](), 0
+    answers, refused, tokens = list[Greedy](), list[str](), 0
     total = sum(len(one.asked) for one in conversations)
-    for answer in _answers(loaded, conversations):
+    for answer in _answers(loaded, conversations, refused):
         answers.append(answer)
         tokens += len(answer.said)
         yield Answered(len(answers), max(total, len(answers)), tokens)
+    if refused and not answers:
+        raise UsageError(refused[0])
+    if refused:
+        yield Note(left_out_line(refused, f"{total:,} questions and what follows them"))
     calibrated = _search(loaded, answers, nodes, _sources(data, chats))
     yield calibrated
     yield Stage("measuring")
@@ -81,12 +90,17 @@ def calibrate(
     yield from _write(calibrated, output)
 
 
-def _choose(data: Sequence[Path], chats: Sequence[Conversation]) -> list[Conversation]:
-    """At most MOST_CONVERSATIONS, drawn with seed 0. Raises UsageError without any."""
-    found = [*chats, *(one for path in data for one in read_conversations(path, prompts=True))]
+def _choose(
+    data: Sequence[Path], chats: Sequence[Conversation]
+) -> tuple[list[Conversation], list[Note]]:
+    """(at most MOST_CONVERSATIONS, drawn with seed 0; what was left out of the files). Raises
+    UsageError without any."""
+    files = [read_conversations(path, prompts=True) for path in data]
+    found = [*chats, *(one for file in files for one in file.conversations)]
     if not found:
         raise UsageError(f"{', '.join(map(str, data))} holds no prompt: give other --data")
-    return random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS))
+    notes = [Note(line) for file in files for line in file.notes]
+    return random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS)), notes
 
 
 def _load(request: LoadRequest) -> Generator[Stage, None, LoadedModel]:
@@ -132,18 +146,24 @@ def _write(calibrated: Calibrated, output: Path) -> Iterator[Written]:
         raise MedusaChatError(f"{written} cannot be written: {error.strerror}") from error
 
 
-def _answers(loaded: LoadedModel, conversations: Sequence[Conversation]) -> Iterator[Greedy]:
+def _answers(
+    loaded: LoadedModel, conversations: Sequence[Conversation], refused: list[str]
+) -> Iterator[Greedy]:
     """The answer to every question, each conversation's in order. A conversation ends where its
-    next prompt does not fit into the context."""
+    next prompt does not fit into the context, or is refused by the chat template: refused gets the
+    place and the reason."""
     tree, _ = loaded.auto_tree()  # not the whole: on a CPU its nodes cost more than they bring
     for conversation in conversations:
         messages = conversation.system_messages
         for text in conversation.asked:
             messages.append({"role": "user", "content": text})
-            prompt = encode_prompt(loaded.tokenizer, messages)
             try:
+                prompt = encode_prompt(loaded.tokenizer, messages)
                 answer = list(_answer(loaded, prompt, tree).token_ids)
             except ContextError:
+                break
+            except ConversationRefused as error:
+                refused.append(f"{conversation.place}: {error}")
                 break
             yield Greedy(prompt, answer, _ranks(loaded, prompt, answer))
             reply = loaded.tokenizer.decode(answer, skip_special_tokens=True)

@@ -1,26 +1,38 @@
 """Conversation: the rows of files of conversations and prompts, in every common format.
 
-JSON and JSONL of ShareGPT (`conversations` of from/value), UltraChat (`messages`, or `data`),
-MT-Bench (`turns`), AlpacaEval (`instruction`), `prompt` and `text` rows; parquet of the same; and
-plain text. Errors name the file, and the line or number of a row.
+JSON and JSONL of ShareGPT (`conversations` of from/value), UltraChat (`messages`, or `data`), TRL
+(`prompt` with `completion` or `chosen`, as texts or lists), MT-Bench (`turns`), `instruction`,
+`question` or `input` with an answer, and `text`; parquet of the same; the exports of ChatGPT and
+Open WebUI; and plain text. What is no text of a turn, and a row that is none of these, is left out.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from medusa_chat.chat_exports import exported, is_exported
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message, without_broken_characters
-from medusa_chat.training.data_files import rows_of
+from medusa_chat.training.data_files import Unreadable, rows_of
 
 ROLES = ("system", "user", "assistant")
-ANSWERS = ("output", "response", "completion", "answer")  # to an instruction or a prompt
+LISTS = ("messages", "conversations", "conversation")  # of messages
+QUESTIONS = ("instruction", "prompt", "question", "query", "input")
+ANSWERS = ("output", "response", "completion", "answer", "chosen")
+SYSTEMS = ("system", "system_prompt")
 SPEAKERS = {
     **{role: role for role in ROLES},
+    "developer": "system",
     **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "ai", "bot"), "assistant"),
 }
+TOOLS = (  # what a program said, and calls of one
+    *("tool", "tool_call", "tool_calls", "tool_response", "function", "function_call"),
+    *("function_response", "observation", "ipython", "environment"),
+)
+EXPORTED = "tools, pictures or hidden"  # of an export
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,8 @@ class Conversation:
     """Messages of {"role", "content"}, and the place, file and line, they come from.
 
     text: a plain text that is learnt whole, in place of messages. category, number: the category
-    and the question_id of a benchmark's row, where it has them.
+    and the question_id of a benchmark's row, where it has them. left_out: of each message that is
+    no text of a turn, what it is.
     """
 
     messages: tuple[Message, ...]
@@ -36,6 +49,7 @@ class Conversation:
     text: str = ""
     category: str = ""
     number: int | str | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -48,122 +62,208 @@ class Conversation:
         return [dict(m) for m in self.messages if m["role"] == "system"][:1]
 
 
-def read_conversations(path: Path, prompts: bool = False) -> Iterator[Conversation]:
-    """The rows of a file. prompts: only the user's messages are needed, so answers may be missing.
+@dataclass(frozen=True)
+class DataFile:
+    """The conversations of a file, in its order. notes: what of it was left out, a line each."""
 
-    Rows of ShareGPT that begin with an answer lose it, and those without a message of the user are
-    left out, as is usual for training on it. Raises UsageError with the line of a bad row.
-    """
+    conversations: tuple[Conversation, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_conversations(path: Path, prompts: bool = False) -> DataFile:
+    """All of a file that can be read. prompts: only the user's messages are needed, so answers may
+    be missing. Raises UsageError, with the place and the reason of the first row, where there are
+    rows and none can be read."""
+    found, refused = list[Conversation](), list[str]()
     for place, row in rows_of(path, prompts):
-        found = conversation(row, place)
-        if found is None:
-            continue
-        if not prompts and not found.text and not _has_answer(found):
-            raise UsageError(
-                f"{place}: no message of the assistant to train on: give answers, or let the "
-                "backbone answer with --distill"
-            )
-        if prompts and not found.asked:
-            raise UsageError(f"{place}: no message of the user to answer: remove the row")
-        yield _with_labels(found, row)
+        try:
+            found.append(_checked(conversation(row, place), row, prompts))
+        except UsageError as error:
+            refused.append(f"{place}: {error}")
+    rows = len(found) + len(refused)
+    if rows and not found:
+        others = f" (none of the {rows - 1:,} other rows can be read either)" if rows > 1 else ""
+        raise UsageError(refused[0] + others)
+    notes = left_out_line(refused, f"{rows:,} rows of {path.name}"), _messages_line(found, path)
+    return DataFile(tuple(found), tuple(filter(None, notes)))
 
 
-def _with_labels(found: Conversation, row: Any) -> Conversation:
-    """The conversation with the category and the question_id of a benchmark's row."""
-    values = row if isinstance(row, dict) else {}
-    category, number = values.get("category"), values.get("question_id")
+def left_out_line(reasons: Sequence[str], of: str) -> str:
+    """A line on what was left out of so many, with the reason of the first; empty without any."""
+    return f"{len(reasons):,} of {of} left out; the first: {reasons[0]}" if reasons else ""
+
+
+def _messages_line(found: Iterable[Conversation], path: Path) -> str:
+    kinds = Counter(kind for one in found for kind in one.left_out)
+    each = ", ".join(f"{count:,} of {kind}" for kind, count in kinds.most_common())
+    return f"messages of {path.name} that are no text are left out: {each}" if each else ""
+
+
+def _checked(found: Conversation, row: Any, prompts: bool) -> Conversation:
+    """The conversation with the category and the question_id of a benchmark's row. Raises
+    UsageError where it lacks what is needed of it."""
+    if prompts and not found.asked:
+        raise UsageError("no message of the user to answer")
+    if not prompts and not found.text and all(m["role"] != "assistant" for m in found.messages):
+        raise UsageError(
+            "no message of the assistant to train on: give answers, or let the backbone answer "
+            "with --distill"
+        )
+    category, number = row.get("category"), row.get("question_id")
     if isinstance(category, str):
-        found = replace(found, category=category)
+        found = replace(found, category=without_broken_characters(category))
     return replace(found, number=number) if isinstance(number, (int, str)) else found
 
 
-def conversation(row: Any, place: str) -> Conversation | None:
-    """One row of any format; None for an empty one of ShareGPT. Raises UsageError."""
-    row = _mended(row)
+def conversation(row: Any, place: str) -> Conversation:
+    """One row of any format. Raises UsageError: why it is none."""
+    if isinstance(row, Unreadable):
+        raise UsageError(row.reason)
     if not isinstance(row, dict):
-        raise UsageError(f"{place}: a row must be a JSON object, this is {str(row)[:40]!r}")
-    if "messages" in row:
-        return Conversation(_messages(row["messages"], "messages", place), place)
-    if "conversations" in row:
-        return _sharegpt(row["conversations"], place)
+        raise UsageError(f"a row must be a JSON object, this is a {type(row).__name__}")
+    if is_exported(row) and not ("mapping" in row and any(key in row for key in LISTS)):
+        return _exported(row, place)
+    if (found := _turns(row)) is None:
+        return Conversation((), place, without_broken_characters(row["text"]))
+    messages, left_out = found
+    system = next((row[key] for key in SYSTEMS if isinstance(row.get(key), str)), "")
+    if system.strip() and all(message["role"] != "system" for message in messages):
+        messages.insert(0, {"role": "system", "content": system})
+    return _conversation(messages, place, left_out)
+
+
+def _conversation(messages: Iterable[Message], place: str, left_out: Sequence[str]) -> Conversation:
+    """The conversation, without halves of characters, which no tokenizer takes."""
+    mended = (
+        {"role": one["role"], "content": without_broken_characters(one["content"])}
+        for one in messages
+    )
+    return Conversation(tuple(mended), place, left_out=tuple(left_out))
+
+
+def _turns(row: dict[str, Any]) -> tuple[list[Message], list[str]] | None:
+    """(the messages of a row that have text, what the others are); None for a plain text."""
+    for key in LISTS:
+        if row.get(key) is not None:
+            return _messages(row[key], key)
     for key in ("turns", "data"):
         if isinstance(row.get(key), list):
-            return Conversation(_alternating(row[key], key, place), place)
-    for key in ("instruction", "prompt"):
-        if key in row:
-            return Conversation(_question(row, key, place), place)
+            return _alternating(row[key], key)
+    for key in QUESTIONS:
+        if row.get(key) is not None:
+            return _question(row, key)
+    if _is_dialogue(row.get("chosen")):
+        return _messages(row["chosen"], "chosen")
     if isinstance(row.get("text"), str):
-        return Conversation((), place, row["text"])
+        return None
+    names = ", ".join(map(repr, row))
     raise UsageError(
-        f'{place}: a row needs "messages", "conversations", "turns", "data", "instruction", '
-        f'"prompt" or "text", this has {", ".join(map(str, row))[:80] or "nothing"}'
+        'a row needs "messages", "conversations", "turns", "data", "instruction", "prompt", '
+        f'"question", "input" or "text", this has {names[:80] or "nothing"}'
     )
 
 
-def _mended(value: Any) -> Any:
-    """A row whose texts hold no half of a character, which no tokenizer takes."""
-    if isinstance(value, str):
-        return without_broken_characters(value)
-    if isinstance(value, list):
-        return [_mended(one) for one in value]
-    return {k: _mended(v) for k, v in value.items()} if isinstance(value, dict) else value
+def _exported(row: dict[str, Any], place: str) -> Conversation:
+    """The branch that was shown. An answer behind an answer is left out: the question between them
+    had no text."""
+    try:
+        found = exported(row)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    turns: list[Message] = [{"role": "system", "content": found.system}] if found.system else []
+    left_out = found.left_out
+    for one in found.branch:
+        if not turns or turns[-1]["role"] != one.role:
+            turns.append({"role": one.role, "content": one.content})
+        elif one.role == "user":
+            turns[-1]["content"] += "\n\n" + one.content
+        else:
+            left_out += 1
+    return _conversation(turns, place, (EXPORTED,) * left_out)
 
 
-def _has_answer(found: Conversation) -> bool:
-    return any(message["role"] == "assistant" for message in found.messages)
-
-
-def _messages(found: Any, key: str, place: str) -> tuple[Message, ...]:
+def _messages(found: Any, key: str) -> tuple[list[Message], list[str]]:
+    """The messages that have text, and what the others are. With a question without text its
+    answer is left out. What the assistant says before and after a call of a tool is one message;
+    in ShareGPT's format all that a speaker says at once is one, and what comes before the first
+    question is left out, as is usual for training on it."""
     if not isinstance(found, list) or not found:
-        raise UsageError(f'{place}: "{key}" must be a list that is not empty')
-    return tuple(_message(message, place) for message in found)
+        raise UsageError(f'"{key}" must be a list that is not empty')
+    is_sharegpt = key == "conversations"
+    is_asked, is_gap = not is_sharegpt, False
+    turns, left_out = list[Message](), list[str]()
+    for message in found:
+        named, role, text = _message(message)
+        if role == "user":
+            is_asked = bool(text)
+        if not text or (role == "assistant" and not is_asked):
+            left_out.append(named)
+            is_gap = True
+        elif turns and turns[-1]["role"] == role and (is_gap or is_sharegpt):
+            turns[-1]["content"] += "\n\n" + text
+            is_gap = False
+        else:
+            turns.append({"role": role, "content": text})
+            is_gap = False
+    return turns, left_out
 
 
-def _message(message: Any, place: str) -> Message:
+def _message(message: Any) -> tuple[str, str, str]:
+    """(role as it stands there, ours, text): without text where it is no turn of a conversation."""
     if not isinstance(message, dict):
-        raise UsageError(f"{place}: a message must be a JSON object")
+        raise UsageError("a message must be a JSON object")
     named = message.get("role", message.get("from"))
-    role, content = SPEAKERS.get(str(named)), message.get("content", message.get("value"))
-    if role is None:
-        raise UsageError(f"{place}: the role {named!r:.40} is none of {', '.join(ROLES)}")
-    if isinstance(content, list) and all(_is_text(part) for part in content):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise UsageError(f"{place}: the content of a message must be text")
-    return {"role": role, "content": content}
+    name = named.lower() if isinstance(named, str) else ""
+    if name in TOOLS:
+        return name, "", ""
+    if name not in SPEAKERS:
+        given = repr(named) if isinstance(named, str) else f"a {type(named).__name__}"
+        raise UsageError(f"the role is {given:.40}: give one of {', '.join(ROLES)}")
+    return name, SPEAKERS[name], _text(message.get("content", message.get("value")))
+
+
+def _text(content: Any) -> str:
+    """A text, or the texts of a message in parts as OpenAI's API has them; empty for all else."""
+    if isinstance(content, list):
+        parts = (part["text"] if _is_text(part) else part for part in content)
+        content = "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) and content.strip() else ""
 
 
 def _is_text(part: Any) -> bool:
-    """Whether it is a part of a message as OpenAI's API has them, with text."""
-    return isinstance(part, dict) and isinstance(part.get("text"), str)
+    kinds = ("text", "input_text", "output_text")
+    is_part = isinstance(part, dict) and part.get("type", "text") in kinds
+    return is_part and isinstance(part.get("text"), str)
 
 
-def _sharegpt(found: Any, place: str) -> Conversation | None:
-    """The messages from the user's first on; consecutive ones of a speaker are joined."""
-    if found == []:
-        return None
-    turns: list[Message] = []
-    for message in _messages(found, "conversations", place):
-        if turns and turns[-1]["role"] == message["role"]:
-            turns[-1]["content"] += "\n\n" + message["content"]
-        elif message["role"] != "assistant" or any(turn["role"] == "user" for turn in turns):
-            turns.append(message)
-    spoken = {turn["role"] for turn in turns}
-    return Conversation(tuple(turns), place) if "user" in spoken else None
-
-
-def _alternating(found: list[Any], key: str, place: str) -> tuple[Message, ...]:
+def _alternating(found: list[Any], key: str) -> tuple[list[Message], list[str]]:
     """ "turns" (MT-Bench) are all the user's; in "data" (UltraChat) the speakers alternate."""
+    if _is_dialogue(found):
+        return _messages(found, key)
     if not found or not all(isinstance(text, str) for text in found):
-        raise UsageError(f'{place}: "{key}" must be a list of texts that is not empty')
+        raise UsageError(f'"{key}" must be a list of texts that is not empty')
     roles = ("user", "user") if key == "turns" else ("user", "assistant")
-    return tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(found))
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(found)], []
 
 
-def _question(row: dict[str, Any], key: str, place: str) -> tuple[Message, ...]:
-    parts = [row[key], row.get("input") or ""]
-    answer = next(filter(None, map(row.get, ANSWERS)), "")
-    if not all(isinstance(text, str) for text in (*parts, answer)) or not row[key]:
-        raise UsageError(f'{place}: "{key}", its "input" and its answer must be text')
-    asked = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
-    return (asked, {"role": "assistant", "content": answer}) if answer else (asked,)
+def _question(row: dict[str, Any], key: str) -> tuple[list[Message], list[str]]:
+    """A question with its answer, where it has one; either may be a list of messages, and an answer
+    such a list with the question in it."""
+    asked, answer = row[key], next(filter(None, map(row.get, ANSWERS)), "")
+    is_answered = isinstance(answer, str) and answer
+    said: list[Any] = [{"role": "assistant", "content": answer}] if is_answered else []
+    if _is_dialogue(answer):
+        said = answer
+    if _is_dialogue(asked):
+        return _messages([*asked, *said], key)
+    if any(_message(message)[1] == "user" for message in said):
+        return _messages(said, key)
+    parts = [asked, (row.get("input") if key != "input" else None) or ""]
+    if not all(isinstance(text, str) for text in parts) or not asked.strip():
+        raise UsageError(f'"{key}" and its "input" must be text')
+    question = "\n\n".join(part for part in parts if part)
+    return _messages([{"role": "user", "content": question}, *said], key)
+
+
+def _is_dialogue(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.checkpoints.chat_template import renderer
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import ConversationRefused
 from medusa_chat.messages import Message
 
 
@@ -52,8 +52,8 @@ def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list
 
     Labels are the assistant's tokens and the end token that closes its turn, nothing else. They are
     found by rendering every prefix of the conversation, once with the generation prompt and once
-    with the answer: each must be a prefix of the whole. Raises UsageError for a template that
-    rewrites earlier turns, since it does not show where an answer begins.
+    with the answer: each must be a prefix of the whole. Raises ConversationRefused where the
+    template rewrites earlier turns, since it does not show where an answer begins.
     """
     text = render(tokenizer, messages)
     borders: list[int] = []  # in the text: before and behind each answer
@@ -89,7 +89,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 def _border(prefix: str, text: str, turn: int) -> int:
     """Where a prefix of the text ends in it."""
     if not text.startswith(prefix):
-        raise UsageError(
+        raise ConversationRefused(
             f"the chat template changes message {turn + 1} when others follow it: end the "
             "conversation there, or use a tokenizer whose template keeps earlier messages"
         )

@@ -3,14 +3,21 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from medusa_chat.errors import UsageError
 
 
+class Unreadable(NamedTuple):
+    """A row that cannot be read, and why."""
+
+    reason: str
+
+
 def rows_of(path: Path, prompts: bool) -> Iterator[tuple[str, Any]]:
     """(place, row) of a file in the format its name says, JSONL where it says none. A text file is
-    one row, or with `prompts` one a line. Raises UsageError with the line that cannot be read."""
+    one row, or with `prompts` one a line. A line that cannot be read is Unreadable; raises
+    UsageError for a file that cannot."""
     plain = _prompts if prompts else _whole
     readers = {".parquet": _parquet, ".txt": plain, ".json": _json, ".csv": _refused}
     return readers.get(path.suffix.lower(), _lines)(path)
@@ -24,17 +31,28 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if line.strip():
-            place = f"{path}:{number}"
-            try:
-                yield place, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"{place}: not JSON: {_reason(error)}") from error
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
+                    yield f"{path}:{number}", _value(line)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _value(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Unreadable(f"not UTF-8 text: {error.reason}")
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"not JSON: {_reason(error)}")
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    return str(getattr(error, "msg", "nested too deeply"))
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return str(getattr(error, "msg", error))
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
@@ -71,7 +89,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
                 number += 1
                 kept = {key: value for key, value in row.items() if value is not None}
                 yield f"{path}:{number}", kept
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read as parquet: {error}") from error
 
 

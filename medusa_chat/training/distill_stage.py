@@ -10,10 +10,10 @@ from medusa_chat import paths
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
 from medusa_chat.training.answerers import answerer_of, rows_of
-from medusa_chat.training.conversations import Conversation
+from medusa_chat.training.conversations import Conversation, left_out_line
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.distill_conversations import Answered, answer_conversations
+from medusa_chat.training.distill_conversations import Answered, Refused, answer_conversations
 from medusa_chat.training.events import Stage
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.recipe import Recipe
@@ -57,12 +57,17 @@ def distill(
     yield Stage(f"answering {questions:,} questions, at most {most} tokens each")
     while not group.is_first and not (folder / ANSWERS_DONE).exists():
         time.sleep(1.0)
-    said, found = dict[str, Sequence[Message]](), list[Example]()
+    said, found, refused = dict[str, Sequence[Message]](), list[Example](), list[str]()
     given = setup.tokenizer, conversations, settings, setup.length, folder / "answers"
     for event in answer_conversations(answerer_of(setup), *given, recipe.self_talk):
+        if isinstance(event, Refused):
+            refused.append(f"{event.place}: {event.reason}")
+            continue
         said[event.place] = event.said
         found += [] if event.example is None else [event.example]
         yield event
+    if refused:
+        setup.notes.append(left_out_line(refused, f"{questions:,} questions and what follows them"))
     if group.is_first:
         rows = (json.dumps({"messages": told}, ensure_ascii=False) for told in said.values())
         paths.write_text(folder / KEPT, "".join(f"{row}\n" for row in rows))

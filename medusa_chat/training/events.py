@@ -13,6 +13,13 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Note:
+    """What was decided or left out, in a line."""
+
+    line: str
+
+
+@dataclass(frozen=True)
 class TrainStep:
     """One optimizer step is done.
 

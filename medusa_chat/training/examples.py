@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.errors import UsageError
-from medusa_chat.training.conversations import Conversation
+from medusa_chat.errors import ConversationRefused, UsageError
+from medusa_chat.training.conversations import Conversation, left_out_line
 from medusa_chat.training.data import Example, encode
 
 HELD_OUT_SHARE = 0.02
@@ -16,24 +16,29 @@ FEW_HELD_OUT, MOST_HELD_OUT = 8, 128
 @dataclass(frozen=True)
 class EncodedExamples:
     """Examples; the number of conversations cut to the sequence length, and of those left out
-    because no answer of two tokens begins within it."""
+    because no answer of two tokens begins within it. note: what the chat template refused, in one
+    line; empty where it took all."""
 
     examples: tuple[Example, ...]
     cut: int
     left_out: int
+    note: str = ""
 
 
 def encode_all(
     tokenizer: Any, conversations: Iterable[Conversation], length: int, vocabulary: int
 ) -> EncodedExamples:
     """Encode conversations as examples of at most `length` tokens; a plain text gives several.
-    Raises UsageError, with the file and line, for a row that does not fit the template or the
-    vocabulary, and when no example is left."""
+    Raises UsageError, with the file and line, for a row that does not fit the vocabulary, and when
+    no example is left."""
     require_template(tokenizer, conversations := list(conversations))
-    examples, cut, left_out = [], 0, 0
+    examples, refused, cut, left_out = list[Example](), list[str](), 0, 0
     for found in conversations:
         try:
             whole = _whole(tokenizer, found)
+        except ConversationRefused as error:
+            refused.append(f"{found.place}: {error}")
+            continue
         except UsageError as error:
             raise UsageError(f"{found.place}: {error}") from error
         if whole and max(whole[0].ids, default=0) >= vocabulary:
@@ -46,12 +51,15 @@ def encode_all(
         kept = [part for part in parts if sum(part.is_label) > 1]
         left_out += not kept
         examples += kept
+    if not examples and refused:
+        raise UsageError(refused[0])
     if not examples:
         raise UsageError(
             f"the data has no usable example: no answer of two tokens begins within {length} "
             "tokens; raise --sequence-length, or give other --data"
         )
-    return EncodedExamples(tuple(examples), cut, left_out)
+    note = left_out_line(refused, f"{len(conversations):,} conversations")
+    return EncodedExamples(tuple(examples), cut, left_out, note)
 
 
 def require_template(tokenizer: Any, conversations: Sequence[Conversation]) -> None:

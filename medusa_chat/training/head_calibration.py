@@ -12,7 +12,7 @@ from medusa_chat.training.checkpoint_writer import TREE_NODES, Calibrated
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example
 from medusa_chat.training.distill import DistillRecipe
-from medusa_chat.training.distill_conversations import answer_conversations
+from medusa_chat.training.distill_conversations import Answered, answer_conversations
 from medusa_chat.training.setup import TrainingSetup
 
 CALIBRATION_TOKENS = 128  # of an answer
@@ -63,6 +63,7 @@ def _held_out_answers(
         events = answer_conversations(
             answerer, setup.tokenizer, prompts, greedy, setup.length, folder
         )
-        return [event.example for event in events if event.example is not None]
+        answered = (event for event in events if isinstance(event, Answered))
+        return [event.example for event in answered if event.example is not None]
     except UsageError:
         return []

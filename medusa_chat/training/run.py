@@ -45,7 +45,7 @@ def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]
 def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Iterator[Event]:
     recipe = request.recipe
     setup = yield from prepare_setup(request, group)
-    conversations = _read(request.data, recipe.distill)
+    conversations = _read(request.data, recipe.distill, setup.notes)
     if recipe.distill:
         require_template(setup.tokenizer, conversations)
         setup.model = read_model(setup)
@@ -56,8 +56,11 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
     yield from _train(request, setup, conversations, examples, folder, group)
 
 
-def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
-    found = [one for path in paths for one in read_conversations(path, prompts)]
+def _read(paths: Sequence[Path], prompts: bool, notes: list[str]) -> list[Conversation]:
+    """The conversations of all files. notes: gets what was left out of them."""
+    files = [read_conversations(path, prompts) for path in paths]
+    notes += (note for file in files for note in file.notes)
+    found = [one for file in files for one in file.conversations]
     if not found:
         raise UsageError(f"{', '.join(map(str, paths))} holds no conversation: give other --data")
     return found
@@ -66,6 +69,7 @@ def _read(paths: Sequence[Path], prompts: bool) -> list[Conversation]:
 def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> Sequence[Example]:
     """The conversations as they stand in the data."""
     encoded = encode_all(setup.tokenizer, conversations, setup.length, setup.vocabulary)
+    setup.notes += [encoded.note] if encoded.note else []
     if encoded.cut:
         setup.notes.append(f"{encoded.cut} rows are cut to {setup.length} tokens")
     if encoded.left_out:

@@ -1,6 +1,7 @@
 """Conversations on disk: what was said is there again, and a broken file stops nobody."""
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -161,7 +162,7 @@ def test_two_programs_mend_a_file_one_after_the_other(history, told, monkeypatch
     monkeypatch.setattr(history_file, "FileLock", locking)
     assert history.save("a", KEPT)
     beside.join(60)
-    assert {one.id for one in history.listed()} == {"a", "b"} and len(told) == 1
+    assert {one.id for one in history.listed()} == {"a", "b", "old"} and len(told) == 1
     assert len(list(history.file.parent.glob("*.corrupt-*"))) == 1
 
 
@@ -174,6 +175,61 @@ def test_a_damaged_byte_costs_a_character_and_no_list(history, told, where):
     assert {one.id for one in history.listed()} == {"1", "2"}
     assert [one.id for one in history.listed("words 2")] == ["2"]
     assert history.load("1") and len(history.all()) == 2 and told == []
+
+
+def schema_bytes():
+    """Where the text of the schema stands in a file, in steps that come to every part of it."""
+    schema = f"{history_file.TABLE}{history_file.INDEX}"
+    return range(4096 - len(schema), 4096, 29)
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"A"])
+def test_a_damaged_byte_of_the_schema_costs_nothing(tmp_path, value):
+    """Most cost every conversation; some were an exception in every call, or a list that was empty
+    for good."""
+    History(tmp_path / FILE).save("a", KEPT)
+    whole = (tmp_path / FILE).read_bytes()
+    for at in {*schema_bytes(), whole.index(b"created_at"), whole.index(b"body")}:
+        told, file = [], tmp_path / str(at) / FILE
+        file.parent.mkdir()
+        file.write_bytes(whole[:at] + value + whole[at + 1 :])
+        history = History(file, told.append)
+        assert [one.id for one in history.listed()] == ["a"], whole[at - 9 : at + 9]
+        assert history.load("a") == KEPT == history.save("a", KEPT), whole[at - 9 : at + 9]
+        assert len(told) == len(list(file.parent.glob("*.corrupt-*"))) <= 1
+        assert not list(file.parent.glob("*.copy-*"))
+
+
+@pytest.fixture
+def nothing_beside(history):
+    """Nothing can be written beside the file, as in a folder that cannot be written, or on a full
+    disk: sqlite makes the index of its log there to read a file."""
+    history.save("a", KEPT)
+    history.file.with_name(f"{FILE}-shm").symlink_to(history.file.parent / "no" / "folder")
+    return history
+
+
+def test_reading_never_needs_writing(nothing_beside, told):
+    history = nothing_beside
+    assert [one.id for one in history.listed()] == ["a"] and history.all() == [KEPT]
+    assert history.load("a") == KEPT and not history.is_gone("a") and history.is_gone("b")
+    assert told == []
+    assert not history.save("b", KEPT) and "cannot be saved" in told[0]
+    assert [one.id for one in history.listed()] == ["a"] and len(told) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_path_may_hold_what_an_address_may_not(tmp_path, told):
+    history = History(tmp_path / "a?b #c%20" / os.fsdecode(b"\xff") / FILE, told.append)
+    history.save("a", KEPT)
+    assert history.load("a") == KEPT and told == []
+
+
+def test_what_cannot_be_read_without_writing_is_said(nothing_beside, told):
+    history = nothing_beside
+    history.file.with_name(f"{FILE}-wal").write_bytes(b"of a program that was killed")
+    assert [one.id for one in history.listed()] == ["a"] == [one.id for one in history.listed()]
+    assert len(told) == 1 and "without what was said last" in told[0] and "-wal" in told[0]
 
 
 ROW = json.loads(KEPT.to_line())

@@ -1,13 +1,18 @@
 """Recorded steps on disk: there again after a restart, within their limit, broken ones are none."""
 
 import gzip
+import json
 import os
+import random
 
 import pytest
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.runtime.step_store import StepStore
+from medusa_chat.runtime.trace_line import to_json
+from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.chat.step_panel import panel_line
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,49 @@ def test_the_oldest_steps_go_first_where_there_is_no_room(tmp_path, events):
 def test_a_broken_file_is_no_steps(tmp_path, data):
     (tmp_path / "chat").mkdir()
     (tmp_path / "chat" / "1.jsonl.gz").write_bytes(data)
+    assert StepStore(tmp_path).load("chat", 1) == []
+
+
+def places(value):
+    """Every place of an event's values below the top, as (container, key)."""
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def test_a_recording_with_anything_anywhere_in_it_is_drawn_or_is_no_steps(tmp_path, events):
+    """A traceback, and no panel, wherever the answer was looked at."""
+    chance, outcomes = random.Random(3), set()
+    odd = [None, True, -1, 10**400, 1.5, "", "x", [], {}, [[]], {"a": 1}, ["x"], [None], [99, -5]]
+    store, file = StepStore(tmp_path), tmp_path / "chat" / "1.jsonl.gz"
+    file.parent.mkdir()
+    for _ in range(400):
+        lines = [json.loads(json.dumps(to_json(event))) for event in events]
+        container, key = chance.choice(list(places(lines)))
+        container[key] = chance.choice(odd)
+        data = "\n".join(map(json.dumps, lines)).encode()
+        file.write_bytes(gzip.compress(data, 1))
+        answer = Answer()
+        answer.recall(found := store.load("chat", 1))
+        for index in range(len(answer.steps)):
+            json.loads(panel_line(answer, 10.0, index), parse_constant=pytest.fail)
+        outcomes.add(bool(found))
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("lines", [["step"], ["prefilled", "prefilled"], ["prefilled", "NaN"]])
+def test_what_is_not_one_answer_is_no_steps(tmp_path, events, lines):
+    texts = {
+        name: json.dumps(to_json(event))
+        for name, event in zip(
+            ("prefilled", "step", "finished"), (events[0], events[1], events[-1]), strict=True
+        )
+    }
+    texts["NaN"] = json.dumps(to_json(events[1]) | {"seconds": float("nan")})
+    (tmp_path / "chat").mkdir()
+    data = "\n".join(texts[name] for name in lines).encode()
+    (tmp_path / "chat" / "1.jsonl.gz").write_bytes(gzip.compress(data))
     assert StepStore(tmp_path).load("chat", 1) == []
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from medusa_chat.errors import UsageError
 from medusa_chat.hub import HubError
 from medusa_chat.hub.dataset import chosen_files, dataset_files
-from medusa_chat.training.conversations import read_conversations
+from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import (
     Example,
     collate,
@@ -26,6 +26,11 @@ from medusa_chat.training.data import (
     encode_prompt,
 )
 from medusa_chat.training.examples import encode_all, split
+
+
+def conversations_in(path: Path, prompts: bool = False) -> tuple[Conversation, ...]:
+    return read_conversations(path, prompts).conversations
+
 
 ASKED, ANSWERED = "ab", "cde"
 KINDS = {
@@ -54,7 +59,7 @@ def test_every_kind_of_row_is_read_with_its_place(tmp_path: Path, kind: str, suf
     rows = [KINDS[kind], KINDS[kind]]
     lines = "\n".join(map(json.dumps, rows))
     file.write_text(lines if suffix == ".jsonl" else json.dumps(rows, indent=1), "utf-8")
-    found = list(read_conversations(file))
+    found = conversations_in(file)
     places = (":1", ":2") if suffix == ".jsonl" else (", row 1", ", row 2")
     assert [one.place for one in found] == [f"{file}{place}" for place in places]
     assert found[0].text or [m["role"] for m in found[0].messages] == ["user", "assistant"]
@@ -63,7 +68,7 @@ def test_every_kind_of_row_is_read_with_its_place(tmp_path: Path, kind: str, suf
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_prompt_files_give_their_questions_in_order(tmp_path: Path, kind: str) -> None:
     row, asked = PROMPTS[kind]
-    (found,) = read_conversations(write_rows(tmp_path / "p.jsonl", [row]), prompts=True)
+    (found,) = conversations_in(write_rows(tmp_path / "p.jsonl", [row]), prompts=True)
     assert found.asked == asked
 
 
@@ -74,9 +79,9 @@ def test_half_a_character_is_no_reason_to_stop(tmp_path: Path) -> None:
         {"turns": [half]},
         {"prompt": half},
     ):
-        (found,) = read_conversations(write_rows(tmp_path / "rows.jsonl", [row]), prompts=True)
+        (found,) = conversations_in(write_rows(tmp_path / "rows.jsonl", [row]), prompts=True)
         assert found.asked == ("b\ufffd",)
-    (found,) = read_conversations(write_rows(tmp_path / "rows.jsonl", [{"text": half}]))
+    (found,) = conversations_in(write_rows(tmp_path / "rows.jsonl", [{"text": half}]))
     assert found.text == "b\ufffd"
 
 
@@ -111,7 +116,7 @@ def test_an_answer_may_begin_with_a_blank_line(answer: str) -> None:
 def test_prompts_without_answers_are_no_training_data(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "p.jsonl", [{"turns": ["a", "b"]}])
     with pytest.raises(UsageError, match=r"p\.jsonl:1: .*--distill"):
-        list(read_conversations(file))
+        conversations_in(file)
 
 
 def test_sharegpt_row_loses_what_comes_before_the_first_question(tmp_path: Path) -> None:
@@ -120,25 +125,25 @@ def test_sharegpt_row_loses_what_comes_before_the_first_question(tmp_path: Path)
         {"conversations": [{"from": who, "value": text} for who, text in turns]},
         {"conversations": []},
     ]
-    (found,) = read_conversations(write_rows(tmp_path / "s.jsonl", rows))
+    (found,) = conversations_in(write_rows(tmp_path / "s.jsonl", rows))
     assert [m["content"] for m in found.messages] == ["a\n\nb", "c"]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[{"turns": ["a"]},\n {"odd": 1}]', r"s\.json, row 2: a row needs"),
+        ('[{"odd": 1}]', r"s\.json, row 1: a row needs"),
         ('[{"turns": ["a"]},\n {"odd" 1}]', r"s\.json:2: not JSON: Expecting ':'"),
         ('[{"turns": ["a"]}]\n[]', r"s\.json:2: not JSON: Extra data"),
         ("[" * 100_000, r"s\.json:1: not JSON: nested too deeply"),
-        ('{"turns": ["a"]}\n{oops', r"s\.json:2: not JSON"),
+        ("{oops", r"s\.json:1: not JSON"),
     ],
 )
 def test_a_bad_json_file_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "s.json"
     file.write_text(text, "utf-8")
     with pytest.raises(UsageError, match=said):
-        list(read_conversations(file, prompts=True))
+        conversations_in(file, prompts=True)
 
 
 @pytest.mark.parametrize(
@@ -157,24 +162,26 @@ def test_a_bad_json_file_is_refused_with_the_place(tmp_path: Path, text: str, sa
 def test_other_names_of_an_answer_are_read(tmp_path: Path, row: dict[str, object]) -> None:
     file = tmp_path / "one.json"
     file.write_text(json.dumps(row, indent=2), "utf-8")  # a single object
-    (found,) = read_conversations(file)
+    (found,) = conversations_in(file)
     assert [message["content"] for message in found.messages] == [ASKED, ANSWERED]
 
 
 def test_what_cannot_be_read_says_what_can(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b", "utf-8")
     with pytest.raises(UsageError, match="is a table: give JSON, JSONL, parquet or text"):
-        list(read_conversations(tmp_path / "a.csv"))
-    row = {"messages": [{"role": "tool", "content": "x"}]}
-    with pytest.raises(UsageError, match="the role 'tool' is none of system, user, assistant"):
-        list(read_conversations(write_rows(tmp_path / "t.jsonl", [row])))
+        conversations_in(tmp_path / "a.csv")
+    row = {"messages": [{"role": "narrator", "content": "x"}]}
+    with pytest.raises(
+        UsageError, match="the role is 'narrator': give one of system, user, assistant"
+    ):
+        conversations_in(write_rows(tmp_path / "t.jsonl", [row]))
 
 
 def test_plain_text_is_one_text_or_a_prompt_a_line(tmp_path: Path) -> None:
     file = tmp_path / "t.txt"
     file.write_text("abc\n\ndef\n", "utf-8")
-    assert [found.text for found in read_conversations(file)] == ["abc\n\ndef\n"]
-    assert [found.asked for found in read_conversations(file, True)] == [("abc",), ("def",)]
+    assert [found.text for found in conversations_in(file)] == ["abc\n\ndef\n"]
+    assert [found.asked for found in conversations_in(file, True)] == [("abc",), ("def",)]
 
 
 def test_parquet_without_pyarrow_says_how_to_get_it(
@@ -183,7 +190,7 @@ def test_parquet_without_pyarrow_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "d.parquet").touch()
     with pytest.raises(UsageError, match="pip install pyarrow"):
-        list(read_conversations(tmp_path / "d.parquet"))
+        conversations_in(tmp_path / "d.parquet")
 
 
 # ------------------------------------------------------------------------------- encoding
@@ -194,14 +201,31 @@ def test_a_template_that_never_ends_is_refused_with_the_line_it_met(tmp_path: Pa
     tokenizer = letter_tokenizer()
     loop = "{% for i in range(99999) %}"
     tokenizer.chat_template = f"{loop}{loop}{{% endfor %}}{{% endfor %}}"
-    found = read_conversations(write_rows(tmp_path / "d.jsonl", conversations(1)))
+    found = conversations_in(write_rows(tmp_path / "d.jsonl", conversations(1)))
     with pytest.raises(UsageError, match=r"d\.jsonl:1: the chat template of this checkpoint"):
         encode_all(tokenizer, found, 64, 99)
 
 
 def encoded(rows: list[dict], tmp_path: Path, length: int = 64, vocabulary: int = 99):
-    found = list(read_conversations(write_rows(tmp_path / "d.jsonl", rows)))
+    found = conversations_in(write_rows(tmp_path / "d.jsonl", rows))
     return encode_all(letter_tokenizer(), found, length, vocabulary)
+
+
+REFUSES = "{% if 'j' in messages[0]['content'] %}{{ raise_exception('no j') }}{% endif %}"
+
+
+def test_a_row_that_the_template_refuses_is_left_out_and_said(tmp_path: Path) -> None:
+    tokenizer = letter_tokenizer()
+    tokenizer.chat_template = REFUSES + tokenizer.chat_template
+    rows = conversations(3)
+    rows[1]["messages"][0]["content"] = "j"
+    found = conversations_in(write_rows(tmp_path / "d.jsonl", rows))
+    encoded = encode_all(tokenizer, found, 64, 99)
+    assert [example.place[-2:] for example in encoded.examples] == [":1", ":3"]
+    assert encoded.note.startswith("1 of 3 conversations left out; the first: ")
+    assert "d.jsonl:2: the chat template refuses this conversation: no j" in encoded.note
+    with pytest.raises(UsageError, match=r"d\.jsonl:2: the chat template refuses.*no j"):
+        encode_all(tokenizer, found[1:2], 64, 99)
 
 
 def test_long_row_is_cut_and_a_row_without_answer_in_reach_is_left_out(tmp_path: Path) -> None:
@@ -237,7 +261,7 @@ def test_held_out_conversations_are_not_learnt() -> None:
 def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
     file = tmp_path / "t.txt"
     file.write_text(LETTERS * 4, "utf-8")
-    found = encode_all(letter_tokenizer(None), read_conversations(file), 20, 99)
+    found = encode_all(letter_tokenizer(None), conversations_in(file), 20, 99)
     assert [len(e.ids) for e in found.examples] == [20, 20, 20, 4]
     assert all(all(e.is_label) for e in found.examples) and not found.cut
     assert len({e.place for e in found.examples}) == 4

@@ -19,6 +19,6 @@ def test_the_demo_writes_questions_that_training_reads(monkeypatch, capsys, tmp_
     assert all(len(text.split()) >= 4 for text in texts)
     file = tmp_path / "questions.jsonl"
     file.write_text("\n".join(lines), encoding="utf-8")
-    assert [found.asked for found in read_conversations(file, prompts=True)] == [
+    assert [found.asked for found in read_conversations(file, prompts=True).conversations] == [
         (text,) for text in texts
     ]

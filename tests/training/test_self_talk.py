@@ -83,6 +83,17 @@ def test_an_interrupted_talk_goes_on_to_the_same_answers(world, tmp_path):
     assert said("cut", 99) == whole
 
 
+def test_a_conversation_that_the_template_refuses_ends_and_costs_no_other(world, tmp_path):
+    refuses = "{% if 'c' in messages[-1]['content'] %}{{ raise_exception('no c') }}{% endif %}"
+    world[1].chat_template = refuses + world[1].chat_template
+    found = [replace(conversation("ab", "c", "a"), place="here:2"), conversation("ab")]
+    *answered, refused = talk(world, found, tmp_path / "t")
+    assert [event.place for event in answered] == ["here:2", "here:1"]
+    assert refused.place == "here:2" and "no c" in refused.reason
+    with pytest.raises(UsageError, match=r"here:1: the chat template refuses.*no c"):
+        list(talk(world, [conversation("c")], tmp_path / "u"))
+
+
 def test_it_is_refused_where_the_backbone_does_not_answer():
     with pytest.raises(UsageError, match="self-talk needs distill"):
         Recipe(self_talk=2)

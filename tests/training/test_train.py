@@ -478,6 +478,17 @@ def test_empty_set_and_bad_row_are_refused(
     assert re.search(r"d\.jsonl:1: ", refusal(line, capsys))
 
 
+def test_a_bad_row_stops_no_training_and_no_calibration(
+    trained: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_text((inputs / "prompts.jsonl").read_text("utf-8") + '{"messages": 3}\n', "utf-8")
+    line = ["calibrate", "--checkpoint", str(trained), "--data", str(file)]
+    line += ["--nodes", "8", "--precision", "fp32", "--device", "cpu"]
+    assert main([*line, "--output", str(tmp_path / "tree.json")]) == 0
+    assert "1 of 7 rows of d.jsonl left out; the first: " in capsys.readouterr().err
+
+
 def test_backbone_that_cannot_be_used_is_refused(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,7 @@ def write_rows(path, *rows) -> None:
 def test_conversations_keep_their_file_and_line(tmp_path):
     path = tmp_path / "data.jsonl"
     write_rows(path, {"messages": TALK, "source": "x"}, "", {"messages": TALK})
-    conversations = list(read_conversations(path))
+    conversations = read_conversations(path).conversations
     assert [c.place for c in conversations] == [f"{path}:1", f"{path}:3"]
     assert list(conversations[0].messages) == TALK
 
@@ -106,11 +106,17 @@ def test_conversations_keep_their_file_and_line(tmp_path):
         {"messages": [{"role": "user", "content": "only asked"}]},
     ],
 )
-def test_bad_row_is_refused_with_its_line(tmp_path, bad):
+def test_a_bad_row_is_left_out_with_its_line_and_alone_refused(tmp_path, bad):
     path = tmp_path / "data.jsonl"
-    write_rows(path, {"messages": TALK}, bad)
-    with pytest.raises(UsageError, match="data.jsonl:2: "):
-        list(read_conversations(path))
+    write_rows(path, {"messages": TALK}, bad, {"messages": TALK})
+    read = read_conversations(path)
+    assert [found.place for found in read.conversations] == [f"{path}:1", f"{path}:3"]
+    (note,) = read.notes
+    assert note.startswith("1 of 3 rows of data.jsonl left out; the first: ")
+    assert f"{path}:2: " in note and "\n" not in note
+    write_rows(path, bad, bad)
+    with pytest.raises(UsageError, match=r"data.jsonl:1: .* \(none of the 1 other rows"):
+        read_conversations(path)
 
 
 def test_template_that_rewrites_earlier_turns_is_refused():

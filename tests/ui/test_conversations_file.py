@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def models(said):
 
 
 def test_a_file_is_read_as_it_was_written_branches_and_models_included():
-    again = read(written([("a", KEPT), ("b", StoredConversation(TREE))]).encode(), TREES)
+    again = read(
+        written([("a", KEPT), ("b", StoredConversation(TREE))]).encode(), TREES
+    ).conversations
     assert again[0] == ("a", replace(KEPT, tree=replace(FORKED, made=max(FORKED.said))))
     assert again[1][1].title == "q" and again[1][1].given_title == ""
     assert models(again[0][1].tree.said.values()) == ["", "demo", "heads on backbone"]
@@ -94,7 +97,7 @@ def test_a_file_is_read_as_it_was_written_branches_and_models_included():
 def test_the_example_in_the_docs_can_be_read():
     text = (Path(__file__).parents[2] / "docs" / "page.md").read_text("utf-8")
     example = text[text.index('{"format"') :].partition("```")[0]
-    [(id, found)] = read(example.encode(), TREES)
+    [(id, found)] = read(example.encode(), TREES).conversations
     assert id == "aX3" and len(found.tree.said) == 3 and found.messages[1]["content"] == "Dear …"
 
 
@@ -211,7 +214,7 @@ def test_a_bad_file_is_refused_in_one_line(values, why):
 def test_what_this_program_wrote_it_reads_whatever_an_answer_ended_with():
     note = "stopped: " + "an error of many lines " * 100
     kept = StoredConversation(MessageTree().plus("user", "q").plus("assistant", "a", note))
-    [(_, found)] = read(written([("a", kept)]).encode(), TREES)
+    [(_, found)] = read(written([("a", kept)]).encode(), TREES).conversations
     assert found.tree == kept.tree
 
 
@@ -227,7 +230,7 @@ def test_what_a_file_says_is_cleaned_and_its_settings_are_checked():
     settings = {"temperature": 99, "top_p": 0.5, "text": "x", "seed": [1], "tree": "none", "y": 1}
     text = message(content="a\0b\ud83d", role="assistant")
     more = {"title": "\x1b[31mred\n\u009b title ", "updated_at": 9e99, "settings": settings}
-    [(id, found)] = read(file_of(conversation(text, **more)).encode(), TREES)
+    [(id, found)] = read(file_of(conversation(text, **more)).encode(), TREES).conversations
     assert id == "" and found.title == "[31mred title" and found.settings == {"top_p": 0.5}
     assert found.messages[0]["content"] == "ab\ufffd"
     assert found.created_at <= found.updated_at < 9e10
@@ -250,7 +253,7 @@ def test_any_value_in_any_place_gives_a_line_or_conversations():
                 if keys:
                     place[chance.choice(keys)] = chance.choice(odd)
             try:
-                found = read(json.dumps(root).encode(), TREES)
+                found = read(json.dumps(root).encode(), TREES).conversations
             except UsageError as error:
                 refusals += 1
                 assert len(str(error)) < 300
@@ -301,7 +304,7 @@ CHATGPT = [
 
 
 def test_the_export_of_chatgpt_is_read_with_its_versions():
-    [(id, found)] = read(json.dumps(CHATGPT).encode(), TREES)
+    [(id, found)] = read(json.dumps(CHATGPT).encode(), TREES).conversations
     assert (id, found.title, found.created_at, found.updated_at) == ("67f0-1b", "A talk", 1.5, 2.5)
     path = [(one.role, one.content) for one in found.tree.path]
     assert path == [("user", "question"), ("assistant", "first")]
@@ -314,7 +317,7 @@ def test_the_export_of_chatgpt_is_read_with_its_versions():
 def shown_paths(*nodes):
     """What each version of the last message of an export was said after, itself included."""
     mapping = {one["id"]: one for one in nodes}
-    [(_, found)] = read(json.dumps([{"mapping": mapping}]).encode(), TREES)
+    [(_, found)] = read(json.dumps([{"mapping": mapping}]).encode(), TREES).conversations
     leaves = [
         at for at in found.tree.said if all(one.parent != at for one in found.tree.said.values())
     ]
@@ -355,13 +358,117 @@ def test_what_an_export_of_chatgpt_lacks_costs_nothing_else():
         node("a", "q", role="assistant", text="answer"),
     ) == [["spoken", "answer"]]
     mapping = {"none": None, "q": node("q", "none", text="q")}
-    assert len(read(json.dumps([{"mapping": mapping}]).encode(), TREES)) == 1
+    assert len(read(json.dumps([{"mapping": mapping}]).encode(), TREES).conversations) == 1
 
 
-def test_a_circle_in_an_export_of_chatgpt_ends():
-    circle = {"a": node("a", None, "b", text="x"), "b": node("b", "a", "a", "b", text="y")}
-    [(_, found)] = read(json.dumps([{"mapping": circle}]).encode(), TREES)
-    assert len(found.tree.said) == 1  # two texts of one person are one message
+def test_what_chatgpt_never_showed_is_not_taken_in():
+    hidden = {"is_visually_hidden_from_conversation": True}
+    context = {"content_type": "user_editable_context", "user_profile": "x"}
+    assert shown_paths(
+        node("p", None, "c", text="my instructions", metadata=hidden),
+        node("c", "p", "q", text="x", content=context),
+        node("q", "c", "h", text="question"),
+        node("h", "q", "a", role="assistant", text="unseen", metadata=hidden),
+        node("a", "h", role="assistant", text="answer"),
+    ) == [["question", "answer"]]
+
+
+CIRCLES = [
+    {"a": node("a", None, "b", text="x"), "b": node("b", "a", "a", "b", text="y")},
+    {"a": node("a", "b", "b", text="x"), "b": node("b", "a", "a", text="y")},
+    {"a": node("a", "a", "a", text="x")},
+    {
+        "r": node("r", None, text="x"),
+        "a": node("a", "b", "b", text="x"),
+        "b": node("b", "a", "a", text="y"),
+    },
+]
+
+
+@pytest.mark.parametrize("circle", CIRCLES)
+def test_an_entry_of_an_export_that_cannot_be_read_is_left_out_by_name(server, circle):
+    good = {"title": "Good", "mapping": {"q": node("q", None, text="q")}}
+    circle = {"title": "A\n\ud800 circle " + "x" * 99, "mapping": circle}
+    entries = [{"title": "no map"}, good, circle, 7, {"title": "odd", "mapping": 7}]
+    read_file = read(json.dumps(entries).encode(), TREES)
+    assert [one.title for _, one in read_file.conversations] == ["Good"]
+    assert read_file.left_out[:3] == [
+        "“no map” (it has no mapping)",
+        f"“A \ufffd circle {'x' * 29}” (its messages follow each other in a circle)",
+        "number 4 (it is no object)",
+    ]
+    tab = said(server, "hello")
+    line = server.take_file(tab.key, json.dumps(entries).encode())
+    assert line.startswith("1 conversation added; 4 left out: “no map” (it has no mapping), “A ")
+    assert line.endswith(" and 1 more") and line.isprintable()
+    assert "1 left out: “A " in refused(json.dumps([circle]))
+
+
+def test_an_answer_to_a_picture_is_a_message_of_its_own():
+    picture = {"content_type": "multimodal_text", "parts": [{"asset": "x"}]}
+    assert shown_paths(
+        node("q", None, "a", text="q"),
+        node("a", "q", "p", role="assistant", text="one"),
+        node("p", "a", "b", text="x", content=picture),
+        node("b", "p", role="assistant", text="two"),
+    ) == [["q", "one", "two"]]
+
+
+def test_an_entry_says_what_it_follows_and_others_only_where_it_does_not():
+    assert shown_paths(
+        node("q", None, "b", "a", text="q"),
+        node("a", "q", role="assistant", text="one"),
+        node("b", "q", role="assistant", text="two"),
+        node("c", "b", text="unlisted"),
+        {**node("d", None, text="listed"), "parent": None},
+        {**node("e", "c", "d", role="assistant", text="three")},
+    ) == [["q", "two", "unlisted", "three", "listed"], ["q", "one"]]
+
+
+def test_the_export_of_open_webui_is_read_with_its_versions():
+    def message(id, parent, *children, role="assistant", **more):
+        return {"id": id, "parentId": parent, "childrenIds": children, "role": role, **more}
+
+    folded = '<details type="reasoning" done="true">\n<summary>s</summary>\n> x\n</details>\n'
+    messages = [
+        message("q", None, "a", "b", role="user", content="question"),
+        message("a", "q", content=f"{folded}first", model="llama3"),
+        message("b", "q", "t", content="second", model="qwen3"),
+        message("t", "b", role="tool", content="x"),
+    ]
+    history = {"messages": {one["id"]: one for one in messages}, "currentId": "a"}
+    chat = {"title": "A talk", "params": {"system": "Be brief."}, "history": history}
+    rows = [{"id": "67f0-1b", "created_at": 1, "updated_at": 2, "chat": chat}]
+    [(id, found)] = read(json.dumps(rows).encode(), TREES).conversations
+    assert (id, found.title, found.system) == ("67f0-1b", "A talk", "Be brief.")
+    assert (found.created_at, found.updated_at) == (1.0, 2.0)
+    assert [one.content for one in found.tree.path] == ["question", "first"]
+    assert models(found.tree.said.values()) == ["", "llama3", "qwen3"]
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", '{"a": []}'])
+def test_a_file_of_many_empty_lists_is_refused_before_all_is_read(monkeypatch, part):
+    monkeypatch.setattr(conversations_file, "MAX_LISTS", 1000)
+    assert "more than 1,000 lists and objects" in refused(f"[{f'{part},' * 1000} oops")
+    assert "no JSON" in refused(f"[{f'{part},' * 400} oops")
+
+
+def test_other_threads_run_while_a_file_is_read():
+    """json.loads holds them until it is done: every tab waited, for seconds."""
+    turns, is_over = [], threading.Event()
+
+    def turn():
+        while not is_over.wait(0.001):
+            turns.append(None)
+
+    beside = threading.Thread(target=turn)
+    beside.start()
+    turns.clear()
+    refused(f"[{'[],' * 600_000}[]]")
+    seen = len(turns)
+    is_over.set()
+    beside.join()
+    assert seen > 20
 
 
 def test_a_guest_saves_their_own_and_nothing_of_theirs_is_taken_in(server):
@@ -404,7 +511,7 @@ def test_a_file_goes_and_comes_by_the_tabs_key_alone(client):
     answer = client.post("chats", headers=key, content=b"[]")
     assert (answer.status_code, answer.text) == (
         400,
-        "it holds no conversations of medusa-chat or ChatGPT",
+        "it holds no conversations of medusa-chat, ChatGPT or Open WebUI",
     )
     large = file_of(*(conversation(message(content=c * 900_000)) for c in "abcde"))
     answer = client.post("chats", headers=key, content=large)  # more than other requests may have

@@ -64,9 +64,10 @@ def read_kept(context: PaperContext) -> KeptAnswers:
         raise UsageError("there are no answers to learn from: give --data FILE, as for train")
     backbone = context.loaded.engine.backbone
     length = min(LENGTH, backbone.context)
-    encoded = encode_all(
-        context.loaded.tokenizer, read_conversations(file), length, backbone.vocabulary
-    )
+    read = read_conversations(file)
+    encoded = encode_all(context.loaded.tokenizer, read.conversations, length, backbone.vocabulary)
+    for note in filter(None, (*read.notes, encoded.note)):
+        context.progress(note)
     found = [one for one in map(last_answer, encoded.examples) if one is not None]
     if len(found) < 4:
         raise UsageError(f"{file} holds {len(found)} answers: give at least four")

@@ -73,16 +73,18 @@ class ConversationList:
                 yield id, kept
 
     def add(self, data: bytes, trees: Sequence[str]) -> str:
-        """Take in the owner's conversations from a file, all or none; in words, how many. Raises
-        UsageError."""
-        found, history = read(data, trees), self.sessions.history
+        """Take in the owner's conversations from a file; in words, how many, and what of another
+        program's was left out. Raises UsageError."""
+        file, history = read(data, trees), self.sessions.history
+        found = file.conversations
         taken = {chat.id for chat in self.sessions.all(OWNER)}
         added = history.add(found, taken) if history else None
         if added is None:
             raise UsageError("it could not be saved, as every conversation here: see the terminal")
         self.sessions.note_change(OWNER)
         known = f", {len(found) - added} here already" if added < len(found) else ""
-        return f"{added} conversation{'' if added == 1 else 's'} added{known}"
+        line = f"{added} conversation{'' if added == 1 else 's'} added{known}"
+        return "; ".join(filter(None, (line, file.left_out_line)))
 
     def rename(self, scope: str, id: object, title: str) -> None:
         """Give a conversation a title; an empty one: that of its first message again."""

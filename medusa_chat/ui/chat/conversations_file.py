@@ -1,18 +1,28 @@
-"""All conversations as one JSON file, and such a file read again. docs/page.md has the format."""
+"""All conversations as one JSON file, and such a file, or another program's, read again.
+
+docs/page.md has the format. chat_exports.py reads those of ChatGPT and Open WebUI.
+"""
 
 import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
 
+from medusa_chat.chat_exports import (
+    ExportedConversation,
+    exported,
+    exported_title,
+    is_exported,
+)
 from medusa_chat.decoding.reasoning import read as read_answer
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import without_broken_characters
 from medusa_chat.runtime.answer_figures import AnswerFigures
 from medusa_chat.runtime.message_tree import ROLES, MessageTree, Said
 from medusa_chat.runtime.stored_conversation import StoredConversation, title_of
-from medusa_chat.ui.chat.chatgpt_file import is_chatgpt, translated
 from medusa_chat.ui.page.inputs import ID, MAX_TITLE, OTHERS, SETTINGS, WHOLE, clean
 from medusa_chat.ui.page.settings_form import refusal
 
@@ -20,11 +30,27 @@ FORMAT, VERSION = "medusa-chat conversations", 1
 MAX_CONVERSATIONS = 10_000
 MAX_MESSAGES = 10_000  # of one conversation
 MAX_OF_ALL = 200_000
+MAX_LISTS = 2_000_000  # and objects in a file: a message of any program has some ten
+MAX_NAMED, MAX_NAME = 3, 40  # of the entries that were left out, and characters of each
 MAX_MODEL = 1000  # characters of its name
 MAX_ID = 2**53  # of a message: beyond it JSON's numbers are not whole everywhere
 NAMES = (*SETTINGS, *WHOLE, *OTHERS)  # of settings
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-Found = list[tuple[str, StoredConversation]]
+
+
+class ReadFile(NamedTuple):
+    """conversations: each with its id, empty where it has none. left_out: the name of every entry
+    of another program's export that cannot be read, and why."""
+
+    conversations: list[tuple[str, StoredConversation]]
+    left_out: list[str]
+
+    @property
+    def left_out_line(self) -> str:
+        """What was left out, in words; empty where all was read."""
+        named, more = self.left_out[:MAX_NAMED], len(self.left_out) - MAX_NAMED
+        rest = f" and {more:,} more" if more > 0 else ""
+        return f"{len(self.left_out):,} left out: {', '.join(named)}{rest}" if named else ""
 
 
 def written(kept: Iterable[tuple[str, StoredConversation]]) -> str:
@@ -53,32 +79,95 @@ def _plain(id: str, kept: StoredConversation) -> dict[str, Any]:
     }
 
 
-def read(data: bytes, trees: Sequence[str]) -> Found:
-    """The conversations of a file, ours or ChatGPT's, each with its id, empty where it has none.
-    trees: presets that a setting may name. Raises UsageError: one line, what is wrong and where.
-    """
+def read(data: bytes, trees: Sequence[str]) -> ReadFile:
+    """The conversations of a file of ours, all or none, or of another program's export. trees:
+    presets that a setting may name. Raises UsageError: one line, what is wrong and where."""
     if data.startswith(b"PK"):
         raise UsageError("it is a ZIP archive: unpack it, and choose the JSON file in it")
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        raise UsageError("it is no JSON that can be read") from None
-    if is_chatgpt(values):
-        values = {"format": FORMAT, "version": VERSION, "conversations": translated(values)}
+    values = _values(data)
+    entries = values if isinstance(values, list) else [values]
+    if any(is_exported(entry) for entry in entries):
+        return _of_export(entries, trees)
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise UsageError("it holds no conversations of medusa-chat or ChatGPT")
+        raise UsageError("it holds no conversations of medusa-chat, ChatGPT or Open WebUI")
     if values.get("version") != VERSION:
         raise UsageError(f"its version is {_short(values.get('version'))}: {VERSION} can be read")
-    found, total = [], 0
+    found: list[tuple[str, StoredConversation]] = []
     for number, one in enumerate(_list(values, "conversations", MAX_CONVERSATIONS), start=1):
         try:
             found.append(_conversation(one, trees))
         except UsageError as error:
             raise UsageError(f"conversation {number}: {error}") from None
-        total += len(found[-1][1].tree.said)
-        if total > MAX_OF_ALL:
-            raise UsageError(f"it has more than {MAX_OF_ALL:,} messages: divide it")
-    return found
+    return _few(ReadFile(found, []))
+
+
+def _of_export(entries: Sequence[object], trees: Sequence[str]) -> ReadFile:
+    """The conversations in which something was said. Raises UsageError where none can be read."""
+    found, left_out = list[tuple[str, StoredConversation]](), list[str]()
+    for number, entry in enumerate(entries, start=1):
+        title = _line(without_broken_characters(exported_title(entry)))
+        try:
+            one = exported(entry)
+            if one.messages:
+                found.append(_conversation(_translated(one), trees))
+        except (ValueError, UsageError) as error:
+            name = f"“{title[:MAX_NAME]}”" if title else f"number {number:,}"
+            left_out.append(f"{name} ({error})")
+    read = ReadFile(found, left_out)
+    if not found:
+        raise UsageError(read.left_out_line or "nothing is said in it")
+    return _few(read)
+
+
+def _few(read: ReadFile) -> ReadFile:
+    """The file, which holds no more than can be taken in. Raises UsageError."""
+    if len(read.conversations) > MAX_CONVERSATIONS:
+        raise UsageError(f"it has more than {MAX_CONVERSATIONS:,} conversations: divide it")
+    if sum(len(one.tree.said) for _, one in read.conversations) > MAX_OF_ALL:
+        raise UsageError(f"it has more than {MAX_OF_ALL:,} messages: divide it")
+    return read
+
+
+def _translated(one: ExportedConversation) -> dict[str, Any]:
+    """A conversation of an export in the form of our own file."""
+    return {
+        "id": one.id if ID.fullmatch(one.id) else "",
+        "title": one.title[:MAX_TITLE],
+        "system": one.system,
+        "created_at": one.created_at,
+        "updated_at": one.updated_at,
+        "messages": [message._asdict() for message in one.messages],
+        "shown": one.shown,
+    }
+
+
+class _PatientDecoder(json.JSONDecoder):
+    """Reads JSON in Python and not in C, which would hold every other thread, and so every tab,
+    until it is done: seconds for a file of millions of empty lists. Raises UsageError for one of
+    more than MAX_LISTS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lists = 0
+        self.parse_array = self._counted(self.parse_array)
+        self.parse_object = self._counted(self.parse_object)
+        self.scan_once = py_make_scanner(self)
+
+    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*values: Any) -> Any:
+            self._lists += 1
+            if self._lists > MAX_LISTS:
+                raise UsageError(f"it has more than {MAX_LISTS:,} lists and objects: divide it")
+            return parse(*values)
+
+        return counted
+
+
+def _values(data: bytes) -> Any:
+    try:
+        return _PatientDecoder().decode(data.decode(json.detect_encoding(data), "surrogatepass"))
+    except (ValueError, RecursionError):
+        raise UsageError("it is no JSON that can be read") from None
 
 
 def _conversation(values: object, trees: Sequence[str]) -> tuple[str, StoredConversation]:
@@ -90,7 +179,7 @@ def _conversation(values: object, trees: Sequence[str]) -> tuple[str, StoredConv
     named = [(name, settings[name]) for name in NAMES if name in settings]
     valid = {name: value for name, value in named if not refusal(name, value, trees)}
     title, tree = clean("the title", one.get("title", ""), MAX_TITLE), _tree(one)
-    title = " ".join(CONTROLS.sub(" ", title).split())
+    title = _line(title)
     return id, StoredConversation(
         tree,
         clean("the system prompt", one.get("system", "")).strip(),
@@ -136,6 +225,11 @@ def _time(one: Mapping[str, Any], name: str, usual: float) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise UsageError(f"{name} is {_short(value)}: give seconds since 1970")
     return float(min(value, time.time()))
+
+
+def _line(text: str) -> str:
+    """The text in one line, without control characters."""
+    return " ".join(CONTROLS.sub(" ", text).split())
 
 
 def _short(value: object) -> str:

@@ -2,13 +2,24 @@
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from medusa_chat.runtime.stored_conversation import StoredConversation
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 SPEAKERS = {"user": "You", "assistant": "medusa-chat"}
 NAME = re.compile(r"[^\w ().,-]+")  # what no file's name has on every system
 LONGEST_NAME = 60  # characters
+PROBE = "what comes next"
+OPENS = re.compile(r"```|~~~|<[a-z!?]", re.IGNORECASE)  # without these nothing stays open
+ENDS = {"<!--": "-->", "<?": "?>", "<![CDATA[": "]]>", "<!": ">"}  # of HTML that is no element
+# Elements that a browser shows as something else than text, or not: up to their end, all of it. In
+# those of LITERAL no other tag counts.
+LITERAL = ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")
+HIDING = ("template", "select", "details", "dialog", "svg", "math", "noscript", "object", "pre")
+TAG = re.compile(rf"<(/?)({'|'.join((*LITERAL, *HIDING))})\b|<!--.*?-->", re.IGNORECASE | re.DOTALL)
 
 
 class SavedFile(NamedTuple):
@@ -19,9 +30,11 @@ class SavedFile(NamedTuple):
 
     @classmethod
     def of(cls, kept: StoredConversation) -> "SavedFile":
-        """The messages that are shown, whole and as they were written."""
+        """The messages that are shown, whole and as they were written; where one leaves a block of
+        code or of HTML open, its end stands behind it."""
         name = " ".join(NAME.sub(" ", kept.title).split())[:LONGEST_NAME].strip(" .")
-        return cls(f"{name or 'conversation'}.md", "\n\n".join(_parts(kept)) + "\n")
+        text = "\n\n".join(closed(part) for part in _parts(kept)) + "\n"
+        return cls(f"{name or 'conversation'}.md", text)
 
 
 def _parts(kept: StoredConversation) -> Iterator[str]:
@@ -35,3 +48,47 @@ def _parts(kept: StoredConversation) -> Iterator[str]:
             yield f"*{one.note}*"
         if one.figures:
             yield f"*{one.figures.line}*"
+
+
+def closed(text: str) -> str:
+    """The text, with the end of a block that would take in what follows, by CommonMark's rules:
+    only a parser of them knows, as a list or a quotation ends the blocks in it."""
+    if not OPENS.search(text):
+        return text
+    from markdown_it import MarkdownIt
+
+    blocks = MarkdownIt("commonmark").disable("inline")
+    while end := _end(blocks.parse(f"{text}\n\n# {PROBE}")):
+        text = f"{text.removesuffix(chr(10))}\n{end}"
+    if TAG.search(text):
+        tags = _end_tags(MarkdownIt("commonmark").parse(text))
+        text = f"{text}\n\n{tags}" if tags else text
+    return text
+
+
+def _end(tokens: "list[Token]") -> str:
+    """What ends the block that has taken in the heading behind it; empty where none has."""
+    last = tokens[-1]
+    if last.type == "heading_close":
+        return ""
+    if last.type != "html_block":
+        return last.markup if last.type == "fence" else ""
+    begin = last.content.lstrip()
+    end = next((end for start, end in ENDS.items() if begin.startswith(start)), "")
+    return end or "</" + re.split(r"[^a-zA-Z]", begin[1:], maxsplit=1)[0] + ">"
+
+
+def _end_tags(tokens: "list[Token]") -> str:
+    """The end tags of the elements that are open behind a text and hide what follows."""
+    every = (inner for token in tokens for inner in (token, *(token.children or ())))
+    html = "".join(one.content for one in every if one.type in ("html_block", "html_inline"))
+    opened: list[str] = []
+    for tag in TAG.finditer(html):
+        name, last = (tag[2] or "").lower(), opened[-1] if opened else ""
+        if not name or (last in LITERAL and (name != last or not tag[1])):
+            continue
+        if not tag[1]:
+            opened.append(name)
+        elif name in opened:
+            del opened[len(opened) - 1 - opened[::-1].index(name) :]
+    return "".join(f"</{name}>" for name in reversed(opened))

@@ -8,7 +8,6 @@ from medusa_chat.messages import Message
 from medusa_chat.runtime.answer_figures import AnswerFigures
 from medusa_chat.runtime.message_tree import MessageTree, Said
 from medusa_chat.ui.chat.answer import Answer, Piece, Row
-from medusa_chat.ui.chat.maths import as_written
 from medusa_chat.ui.chat.step_panel import tokens_per_step
 from medusa_chat.ui.page.status import named
 
@@ -117,7 +116,6 @@ class Transcript:
         """Another version of one of the model's answers, with what a row shows of it rewritten;
         what was said after the one before is said after it, too."""
         found, *after = self.tree.path[row.position :]
-        text = as_written(text, row.text)
         if text == found.content:
             return self
         made = self.head(row.position).plus(found.role, text, reasoning=found.reasoning)

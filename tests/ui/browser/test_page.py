@@ -159,7 +159,7 @@ def test_nothing_to_send_is_one_clear_line(open_tab):
 
 TYPED = "<b>bold</b> *star* <script>alert(1)</script>\n<img src=x>  two   spaces\n# $5 and $6"
 FORMULAS = (
-    r"First \(a_1\), then $b^2$, then \[c_3\], then $$d_4$$; `$code$` and $5, or $6."
+    r"First \(a_1\), then $b^2$\(z\)$x<y$, then \[c_3\], then $$d_4$$; `$code$` and $5, or $6."
     "\n\n"
     "| x | y |\n|---|---|\n| 1 | 2 |\n"
 )
@@ -213,14 +213,25 @@ def test_what_was_typed_stands_as_it_was_typed(quick, open_tab):
     assert shown.evaluate("node => node.textContent") == TYPED
 
 
-def test_formulas_and_tables_are_drawn_and_prices_are_not(formulas, open_tab):
+def test_formulas_and_tables_are_drawn_and_copied_as_written_and_prices_are_not(formulas, open_tab):
     tab = open_tab()
+    tab.add_init_script("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    reload(tab)
     ask(tab, "formulas")
-    tab.wait_for_function("() => document.querySelectorAll('#history .bot .katex').length === 4")
+    tab.wait_for_function("() => document.querySelectorAll('#history .bot .katex').length === 6")
     assert tab.locator("#history .bot .katex-display").count() == 2
     assert tab.locator("#history .bot td").all_inner_texts() == ["1", "2"]
     answer = last_answer(tab)
     assert "$5, or $6" in answer and "$code$" in answer
+    for _ in range(2):
+        tab.get_by_role("button", name="Copy message").last.click()
+        tab.wait_for_function("text => window.copied?.trimEnd() === text", arg=FORMULAS.rstrip())
+        tab.get_by_role("button", name="Edit").last.click()
+        box = tab.locator("#history textarea")
+        assert box.input_value().rstrip() == FORMULAS.rstrip()
+        tab.keyboard.press("Escape")
+        box.wait_for(state="detached")
+        reload(tab)
 
 
 def test_columns_stand_as_they_were_aligned_and_inner_lists_are_not_smaller(
