@@ -66,7 +66,7 @@ def test_it_is_refused_where_all_of_it_is_asked_for(model):
 
 
 def test_the_system_prompt_stays(model):
-    ids, text, left_out, _ = encode_latest(model, [SYSTEM, *talk(40)], 48)
+    ids, text, left_out, *_ = encode_latest(model, [SYSTEM, *talk(40)], 48)
     assert SYSTEM["content"] in text and len(ids) + 48 <= CONTEXT
     assert talk(40)[left_out]["content"] in text and talk(40)[left_out - 1]["content"] not in text
 
@@ -99,7 +99,7 @@ def test_one_long_message_is_tried_alone(model):
 
 def test_an_answer_that_is_continued_stays_with_its_question(model):
     begun = said("assistant", "Once upon a time")
-    _, text, left_out, _ = encode_latest(model, [*talk(40), begun], 48)
+    _, text, left_out, *_ = encode_latest(model, [*talk(40), begun], 48)
     assert text.endswith("Once upon a time") and "Tell me a story" in text and left_out > 0
 
 

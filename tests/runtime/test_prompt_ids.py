@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from support.checkpoints import write_checkpoint
@@ -99,7 +100,8 @@ def tokenizer_of(kind, template=TEMPLATE, special=SPECIAL, added=ADDED):
 
 def model_of(tokenizer):
     """All of a loaded model that a prompt is made with."""
-    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, None, (1, ""))
+    info = SimpleNamespace(name="tiny", context=4096)
+    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, (1, ""))
 
 
 def without(tokenizer, texts):

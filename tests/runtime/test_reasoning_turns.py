@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from support.tokenizers import byte_tokenizer
@@ -48,7 +49,8 @@ def model_of(template, special=("<|im_start|>", "<|im_end|>")):
     tokens = [AddedToken(text, special=True) for text in special]
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     tokenizer.chat_template = template
-    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, None, (1, ""))
+    info = SimpleNamespace(name="tiny", context=4096)
+    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, (1, ""))
 
 
 def prompt(template, *talk, **options):

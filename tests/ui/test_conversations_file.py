@@ -522,8 +522,8 @@ def test_a_file_goes_and_comes_by_the_tabs_key_alone(client):
 
 def test_reasoning_stays_apart_in_a_file_and_is_taken_out_of_older_ones():
     tree = MessageTree().plus("user", "hi").plus("assistant", "Yes <think>", reasoning="Hm")
-    ((_, again),) = read(written([("a", StoredConversation(tree))]).encode(), TREES)
+    ((_, again),) = read(written([("a", StoredConversation(tree))]).encode(), TREES).conversations
     old = message(2, 1, "assistant", "<think>\nHm\n</think>\n\nYes <think>")
-    ((_, one),) = read(file_of(conversation(message(), old)).encode(), TREES)
+    ((_, one),) = read(file_of(conversation(message(), old)).encode(), TREES).conversations
     assert again.messages == one.messages == tree.messages
     assert tree.messages[1]["reasoning"] == "Hm"
