@@ -95,10 +95,10 @@ def read(text: str) -> Part:
 class ReasoningReader:
     """Takes an answer text by text, and gives what of it is reasoning and what is said.
 
-    Markers that are special tokens never come as text: they are given as tokens, and count
-    wherever they stand. Markers of text count at the answer's beginning alone: `<think>` or
-    `</think>` further on is what the model says. White space around markers is theirs. What may
-    be the beginning of a marker is held back.
+    `<think>`, and every marker of text, counts at the answer's beginning alone: one further on is
+    what the model says. Markers that are special tokens never come as text: they are given as
+    tokens, and those of channels count wherever they stand. White space around markers is theirs.
+    What may be the beginning of a marker is held back.
     """
 
     def __init__(
@@ -117,12 +117,18 @@ class ReasoningReader:
         self._is_marked, self._whole = False, Part()
 
     def is_marker(self, token: int) -> bool:
-        """Whether the token is a marker, to be given to `mark` instead of its text to `push`."""
-        return token in self._tokens
+        """Whether the token is a marker here, to be given to `mark` instead of its text to
+        `push`."""
+        marker = self._tokens.get(token)
+        if marker is None or self.markup == HARMONY:
+            return marker is not None
+        if marker == self.markup.close:
+            return self.state == "reasoning"
+        return self.state == "begin" or (self.state == "answer" and self.markup != THINK)
 
     def mark(self, token: int) -> Part:
         """A marker; what was held back before it."""
-        if self.state == "reasoning":
+        if self.state in ("begin", "reasoning"):
             self._held = self._held.rstrip()
         before, marker, self._is_marked = self._flush(), self._tokens[token], True
         if self.markup != HARMONY:
@@ -179,7 +185,7 @@ class ReasoningReader:
             self._held = text[len(self._open) :]
             self._enter("reasoning")
             return Part()
-        if self._open and self._open.startswith(text):
+        if not text or (self._open and self._open.startswith(text)):
             return None
         self._enter("answer", is_fresh=False)
         return Part()

@@ -19,7 +19,8 @@ from medusa_chat.decoding.step import StepResult
 
 GEMMA = next(one for one in MARKUPS if one.open == "<|channel>")
 MAGISTRAL = next(one for one in MARKUPS if one.open == "[THINK]")
-IDS = dict(enumerate((*HARMONY.markers, *GEMMA.markers, *MAGISTRAL.markers), start=300))
+KINDS = (HARMONY, GEMMA, MAGISTRAL, THINK)
+IDS = dict(enumerate((text for kind in KINDS for text in kind.markers), start=300))
 ID_OF = {text: id for id, text in IDS.items()}
 
 
@@ -32,7 +33,10 @@ def told(markup, text, state="begin", length=1, special=()):
         marker = next((one for one in special if text.startswith(one)), "")
         cut = min((at for one in special if (at := text.find(one)) > 0), default=len(text))
         size = len(marker) or min(length, cut)
-        parts.append(reader.mark(ID_OF[marker]) if marker else reader.push(text[:size]))
+        if not marker:
+            parts.append(reader.push(text[:size]))
+        elif reader.is_marker(ID_OF[marker]):  # else the detokenizer leaves it out
+            parts.append(reader.mark(ID_OF[marker]))
         text = text[size:]
     for part in (*parts, reader.finish()):
         whole = whole.plus(part)
@@ -76,6 +80,8 @@ CHANNELS = [
     (GEMMA, "begin", "<|channel>thought\nHm\n<channel|>Yes", "Hm", "Yes"),
     (GEMMA, "begin", "<|channel>thought\n<channel|>Yes", "", "Yes"),
     (GEMMA, "reasoning", "Hm<channel|>Yes", "Hm", "Yes"),
+    (GEMMA, "begin", "Yes <channel|>no", "", "Yes no"),
+    (THINK, "begin", "\n<think>\nHm\n</think>\n\nSay <think>, `</think>`", "Hm", "Say , ``"),
     (MAGISTRAL, "begin", "[THINK]2+2[/THINK]4", "2+2", "4"),
     (MAGISTRAL, "begin", "Let me.[THINK]2+2[/THINK]4", "2+2", "Let me.\n\n4"),
 ]  # fmt: skip
