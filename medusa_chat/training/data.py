@@ -50,15 +50,16 @@ class Batch:
 def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
     """Ids of a conversation by the tokenizer's chat template, and which of them are labels.
 
-    Labels are the assistant's tokens and the end token that closes its turn, nothing else. They are
-    found by rendering every prefix of the conversation, once with the generation prompt and once
-    with the answer: each must be a prefix of the whole. Raises ConversationRefused where the
-    template rewrites earlier turns, since it does not show where an answer begins.
+    Labels are the assistant's tokens and the end token that closes its turn, nothing else; a first
+    message of the assistant answers nothing and has none. They are found by rendering every prefix
+    of the conversation, once with the generation prompt and once with the answer: each must be a
+    prefix of the whole. Raises ConversationRefused where the template rewrites earlier turns, since
+    it does not show where an answer begins.
     """
     text = render(tokenizer, messages)
     borders: list[int] = []  # in the text: before and behind each answer
     for turn, message in enumerate(messages):
-        if message["role"] == "assistant":
+        if turn and message["role"] == "assistant":
             prompt = render(tokenizer, messages[:turn], add_prompt=True)
             answered = render(tokenizer, messages[: turn + 1])
             borders += [_border(prompt, text, turn), _border(answered, text, turn)]

@@ -113,6 +113,21 @@ def test_an_answer_may_begin_with_a_blank_line(answer: str) -> None:
     assert ids[: len(prompt)] == prompt and is_label.index(True) == len(prompt)
 
 
+def test_a_conversation_may_begin_with_the_assistant(tmp_path: Path) -> None:
+    """Such a row was "the conversation is empty: type something"."""
+    tokenizer, rows = line_tokenizer(), [{"messages": []}, {"messages": []}]
+    for row, first in zip(rows, ("hello", ""), strict=True):
+        row["messages"] = [{"role": "assistant", "content": first}] if first else []
+        row["messages"] += [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "yes"},
+        ]
+    found = conversations_in(write_rows(tmp_path / "d.jsonl", rows))
+    one, two = encode_all(tokenizer, found, 99, 999).examples
+    assert one.labels == two.labels and tokenizer.decode(one.labels) == "yes<|im_end|>"
+    assert "hello" in tokenizer.decode(one.ids)
+
+
 def test_prompts_without_answers_are_no_training_data(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "p.jsonl", [{"turns": ["a", "b"]}])
     with pytest.raises(UsageError, match=r"p\.jsonl:1: .*--distill"):
