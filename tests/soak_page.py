@@ -30,7 +30,7 @@ ANSWERS = 3  # of a tab
 TABS = 3  # of a client in a round
 ROUNDS = 6  # at least
 SLACK = 4.0  # MB that Python's memory may grow by itself
-EACH = 40.0  # KB a tab that was closed may leave: fragments, of some 400 that an open one takes
+EACH = 20.0  # KB a tab that was closed may leave: fragments, of some 400 that an open one takes
 
 
 class Sample(NamedTuple):
@@ -131,12 +131,15 @@ def serve(pipe: Connection, has_low_bounds: bool) -> None:
         from medusa_chat.ui.app import open_page
     if has_low_bounds:
         lower_bounds()
-    session = Session(ScriptedRunner(delay=0.001, prefill=0.001, steps=8, nodes=8))
+    runner = ScriptedRunner(delay=0.001, prefill=0.001, steps=8, nodes=8)
+    session = Session(runner)
     session.submit(LoadRequest())
     page = open_page(session)
     try:
         pipe.send(page.url)
         while pipe.recv():
+            runner.prompts.clear()  # what it remembers for other tests
+            runner.settings.clear()
             pipe.send(counted())
     except EOFError:
         page.close()
