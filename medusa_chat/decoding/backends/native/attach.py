@@ -70,7 +70,7 @@ def native_step(
     if not _is_right(backbone.dtype, lambda: _difference(backbone, twin, native)):
         backbone.decoder = twin
         return None
-    backbone.decoder = native
+    backbone.decoder, backbone.lm_head.pads_rows = native, False
     head: Any = backbone.lm_head.linear
     is_tied = head.weight is backbone.model.get_input_embeddings().weight
     place, weight = "model.embed_tokens" if is_tied else "lm_head", head.weight.detach()
