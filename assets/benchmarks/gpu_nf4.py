@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from medusa_chat.bench.answers import parting
 from medusa_chat.bench.random_model import RandomModel, llama_config, random_heads
 from medusa_chat.checkpoints.prepare import prepare
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.linear4 import hold
 from medusa_chat.decoding.backends.quantised_linear import Nf4Linear, QuantisedLinear, take_int8
@@ -110,7 +110,7 @@ def merged(bench: Bench) -> Iterator[tuple[str, Any]]:
         found = {
             "merged against loaded": parting(plain, loaded),
             "merged, Medusa against plain": parting(answer(engine, 16, 0.0, count), plain),
-            "check of a tree step": check_tree_step(engine.backbone),
+            "check of a tree step": check_steps(engine.backbone),
         }
         yield name, found
 

@@ -52,13 +52,18 @@ def root(kind: str) -> Path:
 
 
 def place(kind: str, facts: Sequence[Any], files: Sequence[Path]) -> Path:
-    """The folder of a copy; it need not exist. Named by facts and by the place, the size and the
-    time of change of its source's files, of which none is opened."""
+    """The folder of a copy; it need not exist. Named by facts and its source's files."""
+    return root(kind) / digest(facts, files)
+
+
+def digest(facts: Sequence[Any], files: Sequence[Path]) -> str:
+    """A name for facts and the place, the size and the time of change of files, of which none is
+    opened. Raises OSError."""
     told = list(facts)
     for file in files:
         stat = file.stat()
         told.append([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
-    return root(kind) / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]
 
 
 def is_kept(folder: Path) -> bool:

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
-from medusa_chat.decoding.backends.parity import Timer, agrees
+from medusa_chat.decoding.backends.parity import Timer, agrees, share
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
 ROWS, COLUMNS = 16, 4096  # of the LM head's product in its trial
@@ -72,7 +72,7 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
     def difference() -> float:
         found = head.widened(hidden)[:, :COLUMNS]
         wanted = F.linear(hidden.float(), linear.weight[:COLUMNS].float(), bias)
-        return float((found - wanted).abs().max() / wanted.abs().max())
+        return share(found, wanted)
 
     if not agrees("the LM head's logits stay in 16 bits", difference, OFF):
         return []
@@ -86,7 +86,7 @@ def _quantised_product(backbone: Backbone, timer: Timer) -> list[str]:
 
 
 def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
-    return split_attention.use_where_faster(backbone, timer, partial(check_tree_step, backbone))
+    return split_attention.use_where_faster(backbone, timer, partial(check_steps, backbone))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints import native_build, weights
+from medusa_chat.checkpoints import known_checks, native_build, weights
 from medusa_chat.checkpoints.adapters import merge_adapter
 from medusa_chat.checkpoints.chat_template import missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
@@ -22,10 +22,11 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.reference import can_be_widened
 from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.tokenizer import add_known_template, left_out, read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_plain_steps, check_tree_step
 from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.decoding.backends.native.blocks import Keep, Rounded
@@ -138,14 +139,36 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: Keep) -> _Read
 
 
 def _engine(found: Checkpoint, plan: DevicePlan, parts: _ReadParts, backend: StepBackend) -> Engine:
-    """The engine, its tree step checked against plain steps. Adds to parts.notes. Raises
-    ModelError for a backbone that decodes a tree otherwise."""
-    difference = check_tree_step(backend.backbone)
-    agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
-    parts.notes.append(f"attention {backend.backbone.implementation}; {agrees}")
+    """The engine, its steps checked (tree_check.py). Adds to parts.notes. Raises ModelError for a
+    backbone that decodes a tree or a text otherwise."""
+    parts.notes += _checked(found, plan, backend)
     engine = Engine(backend, parts.heads, end_tokens(parts.model, parts.tokenizer))
     engine.name, engine.precision = found.name, plan.precision
     return engine
+
+
+def _checked(found: Checkpoint, plan: DevicePlan, backend: StepBackend) -> list[str]:
+    """What two checks found, in a sentence each: of a tree step at every load, of plain steps once
+    for a model on this device. Raises ModelError."""
+    backbone = backend.backbone
+    difference = check_tree_step(backbone)
+    agrees = "a tree step gives plain steps' logits to the bit"
+    if difference > 0:
+        agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
+        if backbone.dtype != torch.float32:
+            agrees += ", and texts can part at near ties"
+    notes = [f"attention {backbone.implementation}; {agrees}"]
+    if not can_be_widened(backbone):
+        return [
+            *notes,
+            "plain steps are not compared with eager attention: some layers are on disk",
+        ]
+    file = known_checks.place(found, plan.precision, backend)
+    known = known_checks.read(file)
+    if known is None:
+        known = check_plain_steps(backbone)
+        notes += filter(None, [known_checks.write(file, known)])
+    return [*notes, f"plain steps agree with eager attention in fp32 (logits within {known:.1g})"]
 
 
 def _loaded_model(

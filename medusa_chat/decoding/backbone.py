@@ -22,6 +22,10 @@ class Backbone:
 
     The model is stock; its attention is ours (see attention.py), or transformers' "eager" where the
     family needs it. Raises ModelError for a family whose attention cannot hold a tree.
+
+    On a CPU in 16 bits torch rounds a product of one row otherwise than a product of several
+    (oneDNN, from 1,024 inputs on). A lone row is computed twice in one pass there, so that it has
+    the bits that it has in a tree (LogitHead.pads_rows).
     """
 
     def __init__(self, model: Any, context: int) -> None:
@@ -43,7 +47,10 @@ class Backbone:
         decoder = self.model.get_decoder()
         shapes = layer_shapes(decoder, self.config, self.device)
         self.decoder: Any = lean_decoder(decoder)
-        self.cache = KVCache(shapes, context + MAX_NODES, self.dtype)
+        self.lm_head.pads_rows = self.device.type == "cpu" and self.dtype.itemsize == 2
+        self.has_experts = any(_is_of_experts(*named) for named in model.named_modules())
+        most = 2 * MAX_NODES if self.lm_head.pads_rows and self.has_experts else MAX_NODES
+        self.cache = KVCache(shapes, context + most, self.dtype)
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""
@@ -69,7 +76,9 @@ class Backbone:
         length = self.cache.length
         columns = torch.arange(length + len(tokens), device=self.device)
         masks = self.masks_behind(self.node_masks(tensors), length, columns)
-        return self._run(tokens, length + tensors.depths, masks)
+        is_lone = len(tokens) == 1 or self.has_experts  # of a tree's rows one expert may get one
+        twice = is_lone and self.lm_head.pads_rows
+        return self._run(tokens, length + tensors.depths, masks, twice)
 
     def node_masks(self, tensors: TreeTensors) -> dict[int | None, NodeMask]:
         """A tree's masks behind any text, by window."""
@@ -94,14 +103,21 @@ class Backbone:
         start, count = self.cache.length, len(tokens)
         places = torch.arange(start, start + count, device=self.device)
         mask = {w: self._causal_mask(places, w) for w in self.windows}
-        hidden = self._run(tokens, places, mask)
+        hidden = self._run(tokens, places, mask, self.lm_head.pads_rows and count == 1)
         self.cache.extend(count)
         return hidden
 
-    def _run(self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor]) -> Tensor:
+    def _run(
+        self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor], twice: bool
+    ) -> Tensor:
+        """twice: whether the rows are computed a second time beside themselves."""
         self.cache.begin()
+        count = len(tokens)
+        if twice:
+            tokens, positions = tokens.repeat(2), positions.repeat(2)
+            masks = {w: _doubled(mask) for w, mask in masks.items()}
         masks = {w: aligned(m) if m.is_floating_point() else m for w, m in masks.items()}
-        return self.run_fixed(tokens, positions, masks, self.cache.layers)
+        return self.run_fixed(tokens, positions, masks, self.cache.layers)[:count]
 
     def run_fixed(
         self, tokens: Tensor, positions: Tensor, masks: dict[int | None, Tensor], layers: Any
@@ -137,14 +153,31 @@ class Backbone:
         return mask
 
 
+def _is_of_experts(name: str, module: nn.Module) -> bool:
+    """Whether a module is one of several of which a row passes through some, or holds them."""
+    return "expert" in f"{name}{type(module).__name__}".lower()
+
+
+def _doubled(mask: Tensor) -> Tensor:
+    """An additive mask [n, s + n] of rows behind s places, for the rows twice, of which neither n
+    see the others: [2 n, s + 2 n]."""
+    count = len(mask)
+    before, own = mask[:, :-count], mask[:, -count:]
+    apart = torch.full_like(own, -torch.inf)
+    return torch.cat([torch.cat([before, own, apart], 1), torch.cat([before, apart, own], 1)])
+
+
 class LogitHead:
     """The backbone's LM head with the scale or cap its family puts after it: [m, d] -> [m, V].
 
     is_wide: whether logits of a step are float32 where the weight has 16 bits: rounded to 16 bits
     the two largest of a row are often equal. A load on CUDA sets it (checkpoints/kernel_trial.py).
+    pads_rows: whether a lone row is computed twice, see Backbone; not by C, which sums a row alike
+    in any company.
     """
 
     is_wide = False
+    pads_rows = False
 
     def __init__(self, linear: nn.Module, config: Any) -> None:
         self.linear = linear
@@ -155,6 +188,8 @@ class LogitHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[m, d] -> [m, V], float32 where `is_wide` and the rows are a step's (those of a count of
         many keep their 16 bits and half the memory), else in the linear's dtype."""
+        if self.pads_rows and len(hidden) == 1:
+            return self(hidden.repeat(2, 1))[:1]
         if self.is_wide and self.can_widen(hidden):
             return self.finish(self.widened(hidden))
         logits: Tensor = self.linear(hidden).to(hidden.device)  # it may lie on another

@@ -14,7 +14,7 @@ from medusa_chat.bench.speed import OURS, _ours
 from medusa_chat.bench.steps import bytes_read
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.prepare import is_native
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
@@ -106,7 +106,7 @@ def test_a_shape_is_measured_without_any_download(monkeypatch):
 
 def test_a_shapes_weights_are_random_and_decode_as_themselves():
     loaded = load_shape(TINY, CPU)
-    check_tree_step(loaded.engine.backbone)
+    check_steps(loaded.engine.backbone)
     for name, parameter in loaded.engine.backbone.model.named_parameters():
         assert "norm" in name or float(parameter.std()) > 0.01, name
     answers = {}

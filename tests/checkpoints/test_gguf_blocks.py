@@ -103,6 +103,8 @@ def test_a_linear_multiplies_the_files_own_numbers(kind, cpu, request):
     plain = NativeLinear(linear, native.NativeThreads(library, 2))
     assert plain.weights.kind == HALVES
     assert ours.weights.kind == (NIBBLES if KEPT[kind] < 32 else BYTES)
+    assert torch.equal(torch.cat([*ours.weight_parts()]), blocks.values(slice(None)))
+    assert torch.equal(torch.cat([*plain.weight_parts()]), weight.float())
     x = torch.randn(40, INS)
     whole = ours(x)
     assert off_by(whole, x, blocks, linear.bias) < 1

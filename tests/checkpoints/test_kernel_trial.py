@@ -15,7 +15,7 @@ from support.families import tiny
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
@@ -86,7 +86,7 @@ def test_a_kernel_that_decodes_a_tree_otherwise_is_not_used(monkeypatch, kernel)
     monkeypatch.setitem(sys.modules, KERNELS, wrong)
     assert kernel_trial.try_kernels(engine.backbone) == []
     assert engine.backbone.implementation == "medusa_tree"
-    check_tree_step(engine.backbone)
+    check_steps(engine.backbone)
 
 
 def test_another_attention_than_ours_is_kept(monkeypatch, kernel):

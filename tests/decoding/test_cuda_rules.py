@@ -9,7 +9,7 @@ from support.families import FAMILIES, tiny
 from torch.nn import functional as F
 
 from medusa_chat.checkpoints import devices, prepare, weights
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
 from medusa_chat.decoding.backends.graph_capture import GraphCapture
@@ -48,7 +48,7 @@ def test_every_mask_is_aligned_and_no_key_is_expanded(family, calls):
     """Before, a tree's mask began wherever its text's length put it: most loads on RTX 20 to 50
     and A100 cards would have ended with a misaligned address."""
     engine = engine_of(tiny(family))
-    check_tree_step(engine.backbone)
+    check_steps(engine.backbone)
     decode(engine)
     for tree in TREES.values():
         decode(engine, tree=tree, drafter=engine.drafter(GenerationSettings(), tree))

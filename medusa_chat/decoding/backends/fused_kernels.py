@@ -15,7 +15,14 @@ from transformers.cache_utils import Cache
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.kernels import kernel
-from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
+from medusa_chat.decoding.backends.parity import (
+    TOLERANCES,
+    Timer,
+    agrees,
+    is_faster,
+    largest,
+    share,
+)
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.kv_cache import Layer
 
@@ -108,7 +115,7 @@ def _results(call: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Tensor, 
 def _share(wanted: Tensor, found: Tensor) -> float:
     if not wanted.is_floating_point():
         return float((wanted != found).float().mean())
-    return float((wanted - found.float()).abs().max() / wanted.abs().max())
+    return share(found, wanted)
 
 
 def arguments(

@@ -17,6 +17,13 @@ def largest(values: Iterable[float]) -> float:
     return float(torch.tensor(list(values)).max())
 
 
+def share(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of two tensors of one shape and any floating dtypes, as a share of the
+    largest number expected; 0 where both are zeros, no number where one is none."""
+    difference = float((found.float() - expected.float()).abs().max())
+    return difference / (float(expected.float().abs().max()) or 1.0)
+
+
 def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> bool:
     """Whether the kernel differs from its reference by less than `tolerance`. Where it does not, or
     cannot run, a warning is logged that says what is used `instead`. An error after which the

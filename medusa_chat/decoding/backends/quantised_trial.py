@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.kernels.products import TABLE, run
 from medusa_chat.decoding.backends.linear4 import is_linear4
-from medusa_chat.decoding.backends.parity import Timer, agrees, is_faster, largest
+from medusa_chat.decoding.backends.parity import Timer, agrees, is_faster, largest, share
 from medusa_chat.decoding.backends.quantised_linear import (
     BLOCK,
     BUCKETS,
@@ -138,7 +138,7 @@ def off(
         scales = torch.rand(outputs, generator=generator, device=device) + 0.01
         whole = codes * scales[:, None] / 127
     twin = F.linear(x.float(), whole)
-    return float((run(codes, scales, x, bits).float() - twin).abs().max() / twin.abs().max())
+    return share(run(codes, scales, x, bits), twin)
 
 
 def decoded(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tensor:

@@ -12,7 +12,7 @@ from support.quantised import opened, texts
 
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.memory import held_bytes
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backends.linear4 import (
     absmax,
     can_merge,
@@ -101,7 +101,7 @@ def test_a_merged_model_of_4_bits_decodes_like_the_stock_one(folder, family, dty
     assert {type(layer) for layer in model.model.layers} == {FusedLayer}
     engine = engine_of(model)
     engine.heads.to(dtype)
-    assert check_tree_step(engine.backbone) < (1e-4 if dtype == torch.float32 else 0.1)
+    assert check_steps(engine.backbone) < (1e-4 if dtype == torch.float32 else 0.1)
     plain = tokens(engine)
     assert plain == expected
     for drafter in drafters_of(engine, plain, TREES["dense"], 0.0):

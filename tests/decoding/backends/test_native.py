@@ -16,9 +16,10 @@ from support.native_engines import lay_out, made_native, native_engine
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.model_sizes import sizes
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Rounded
 from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import FLOATS, UPPERS
 from medusa_chat.decoding.backends.native.linear import NativeLinear
@@ -93,7 +94,7 @@ def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
 def test_it_decodes_to_what_torch_decodes_to(family, library):
     """By three threads; that one gives the same bits is tested below."""
     engine, twin = native_engine(family, library, 3), engine_of(tiny(family))
-    assert check_tree_step(engine.backbone) < 1e-4
+    assert check_steps(engine.backbone) < 1e-4
     for temperature in (0.0, 0.8):
         plain = tokens(engine, temperature=temperature)
         assert plain == tokens(twin, temperature=temperature)
@@ -124,10 +125,26 @@ def test_rope_that_follows_the_length_decodes_to_what_torch_decodes_to(
     assert tokens(engine, **settings) == tokens(twin, **settings)
 
 
+@pytest.mark.parametrize("keep", [AS_IT_IS, Rounded(8), Rounded(4)])
+def test_a_matrix_of_zeros_is_multiplied_like_any_other(keep, library, caplog):
+    """Some checkpoints have them: layers that were added for training, heads that were cut."""
+    model = tiny("llama", hidden_size=64, intermediate_size=64)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    native.convert(model, torch.bfloat16)
+    lay_out(model, library, keep)
+    engine = made_native(engine_of(model), library)
+    assert not caplog.records
+    down = engine.backbone.model.model.layers[0].down
+    assert (down.panels.dtype == torch.uint8) == isinstance(keep, Rounded)
+    assert check_steps(engine.backbone) < 0.05
+
+
 @pytest.mark.parametrize("family", NATIVE)
 def test_in_bf16_every_drafter_gives_plain_tokens(family, library):
     engine = native_engine(family, library, 2, torch.bfloat16)
-    check_tree_step(engine.backbone)
+    check_steps(engine.backbone)
     for temperature in (0.0, 0.8):
         plain = tokens(engine, temperature=temperature)
         for tree in TREES.values():

@@ -11,7 +11,7 @@ from support.engines import PROMPT, TREES, decode, engine_of
 from support.families import FAMILIES, tiny
 from support.graphs import answer, assert_same, settings_of
 
-from medusa_chat.checkpoints.tree_check import check_tree_step
+from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import NodeMask, tree_attention
 from medusa_chat.decoding.backends import split_attention as splits
@@ -58,7 +58,7 @@ def test_answers_by_node_masks_are_those_by_masks(family):
         wanted = decode(engine, drafter=draft and draft(), tree=tree)[-1].token_ids
         ours = engine_of(model, splits.NAME)
         assert ours.backbone.takes_words
-        check_tree_step(ours.backbone)
+        check_steps(ours.backbone)
         assert decode(ours, drafter=draft and draft(), tree=tree)[-1].token_ids == wanted
         recorded = CudaGraphStep(ours.backbone)
         settings = settings_of(max_new_tokens=16, seed=11)

@@ -17,7 +17,7 @@ from medusa_chat.decoding.backends.native.heads import NativeHeads
 from medusa_chat.decoding.backends.native.library import WIDEST_PANEL, NativeThreads
 from medusa_chat.decoding.backends.native.linear import NativeLinear
 from medusa_chat.decoding.backends.native_support import reaches
-from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.parity import agrees, share
 from medusa_chat.decoding.backends.replacements import is_plain_layer, parted, parts_of
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
@@ -70,7 +70,7 @@ def native_step(
     if not _is_right(backbone.dtype, lambda: _difference(backbone, twin, native)):
         backbone.decoder = twin
         return None
-    backbone.decoder = native
+    backbone.decoder, backbone.lm_head.pads_rows = native, False
     head: Any = backbone.lm_head.linear
     is_tied = head.weight is backbone.model.get_input_embeddings().weight
     place, weight = "model.embed_tokens" if is_tied else "lm_head", head.weight.detach()
@@ -156,4 +156,4 @@ def _difference(backbone: Backbone, *decoders: Any) -> float:
         parts = [backbone.run_chunk(part) for part in ids.split([13, 1, 1, 8])]
         found.append(torch.cat(parts))
     backbone.cache.crop(0)
-    return float((found[0] - found[1]).abs().max() / found[0].abs().max())
+    return share(found[1], found[0])

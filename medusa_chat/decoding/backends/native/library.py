@@ -1,5 +1,6 @@
 """The C library's functions, and how many threads work together in them."""
 
+from collections.abc import Iterator
 from ctypes import CDLL, POINTER, c_int64
 from typing import Any
 
@@ -23,6 +24,7 @@ WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS, NIBBLES, BYTES = range(5)  # kernels/weights.h
 BLOCKS = 16, 32, 64  # inputs with one scale that kernels/packed.c takes
 SOME = 4096  # rows of a weight that are looked at together
+UNPACKED = 2**24  # weights that are unpacked together
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
     "run": (c_int64, POINTER(Pass)),
@@ -79,6 +81,49 @@ class NativeThreads:
         made_of.has_floor = blocks.floors is not None
         made_of.is_wide = blocks.scales.dtype == torch.float32
         return made_of, panels
+
+    def weights(self, made_of: Weights, panels: Tensor, ins: int) -> Iterator[Tensor]:
+        """What `panels` or `packed` laid out, some panels at a time: float32 [n, ins], the last
+        ones followed by outputs of 0."""
+        is_packed = made_of.kind in (NIBBLES, BYTES)
+        count = len(panels)
+        if is_packed:
+            tables = (1 + bool(made_of.has_floor)) * (4 if made_of.is_wide else 2)
+            numbers = made_of.block // 2 if made_of.kind == NIBBLES else made_of.block
+            count = len(panels) // (ins // made_of.block * self._panel * (tables + numbers))
+        for part in panels.view(count, -1).split(max(1, UNPACKED // (ins * self._panel))):
+            yield self._stored(made_of, part, ins) if is_packed else _plain(made_of.kind, part, ins)
+
+    def _stored(self, made_of: Weights, part: Tensor, ins: int) -> Tensor:
+        """Panels uint8 [n, bytes] of a stored weight -> float32 [outs, ins]."""
+        size, dtype = (4, torch.float32) if made_of.is_wide else (2, torch.float16)
+        whole = part.view(len(part), ins // made_of.block, -1)  # of each block of P outputs
+        kinds = [dtype] * (1 + bool(made_of.has_floor))
+        ends = [size * self._panel] * len(kinds)
+        *tables, pairs = whole.split([*ends, whole.shape[2] - sum(ends)], 2)
+
+        def by_output(table: Tensor, kind: torch.dtype) -> Tensor:
+            words = table.contiguous().view(kind).unflatten(2, (-1, self._panel))
+            found: Tensor = words.permute(0, 3, 1, 2).flatten(0, 1).contiguous()
+            return found  # [outs, blocks, words]
+
+        if made_of.kind == NIBBLES:
+            quads = by_output(pairs, torch.int32).view(torch.uint8).unflatten(-1, (-1, 2, 2))
+            halves = quads.transpose(-1, -2).flatten(-3).view(torch.int16)
+            numbers = torch.stack([halves & 0x0F0F, halves >> 4 & 0x0F0F], -1).flatten(-2)
+        else:
+            numbers = by_output(pairs, torch.int16)
+        scale, *floor = (by_output(t, kind).float() for t, kind in zip(tables, kinds, strict=True))
+        values = numbers.view(torch.int8) * scale
+        return (values + floor[0] if floor else values).flatten(1)
+
+
+def _plain(kind: int, part: Tensor, ins: int) -> Tensor:
+    """Panels int32 [n, words] of a weight of fp32 or bf16 -> float32 [outs, ins]."""
+    width = ins if kind == FLOATS else -(-ins // 2)
+    words = part.view(len(part), width, -1).transpose(1, 2).flatten(0, 1).contiguous()
+    numbers = words.view(torch.float32 if kind == FLOATS else torch.bfloat16)
+    return numbers[:, :ins].float()
 
 
 def panel_kind(weight: Tensor) -> int:

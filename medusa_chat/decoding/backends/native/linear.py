@@ -1,5 +1,6 @@
 """NativeLinear: one linear by the C library's products."""
 
+from collections.abc import Iterator
 from ctypes import byref
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from medusa_chat.decoding.backends.native.blocks import Blocks
 from medusa_chat.decoding.backends.native.library import NativeThreads
 from medusa_chat.decoding.backends.native.structs import Product
-from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.parity import agrees, share
 
 OTHERWISE = "a weight of whole numbers is unpacked to bf16"  # where C's product is wrong
 TOLERANCE, SAMPLE = 0.02, 64  # of the difference from torch's product; outputs that are compared
@@ -53,7 +54,12 @@ class NativeLinear(nn.Module):
         found = self(x)[:, : expected.shape[1]]
         if self._bias is not None:
             found = found - self._bias[: expected.shape[1]]
-        return float((found - expected).abs().max() / expected.abs().max())
+        return share(found, expected)
+
+    @property
+    def bias_values(self) -> Tensor | None:
+        """The bias, float32 [outs]; None without one."""
+        return self._bias
 
     @property
     def bias_at(self) -> int | None:
@@ -64,6 +70,13 @@ class NativeLinear(nn.Module):
         """[..., ins] -> [..., outs] in the dtype of `hidden`."""
         y = self.product(hidden.reshape(-1, self.ins).float().contiguous())
         return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)
+
+    def weight_parts(self) -> Iterator[Tensor]:
+        """The weight that is multiplied, some outputs at a time: float32 [n, ins]."""
+        left = self.outs
+        for part in self._threads.weights(self.weights, self.panels, self.ins):
+            yield part[:left]
+            left -= len(part)
 
     def product(self, x: Tensor) -> Tensor:
         """float32 [m, ins], contiguous -> float32 [m, outs]."""
