@@ -53,8 +53,11 @@ class PortInUseError(MedusaChatError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error message, at most 300 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """The first line of another library's error message that tells something, at most 300
+    characters: one that ends with a colon only announces the next."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    told = (line for line in lines if line and not line.endswith(":"))
+    return next(told, lines[0])[:300]
 
 
 def is_panic(error: BaseException) -> bool:

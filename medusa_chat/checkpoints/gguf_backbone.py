@@ -71,12 +71,13 @@ def converted_folder(found: Checkpoint, precision: str) -> Checkpoint:
             return end.value
 
 
-def refuse_unlike(file: Path) -> None:
-    """Raises ModelError for a GGUF file whose tensors are not those of its family; no weight is
+def write_settings(found: Checkpoint, folder: Path) -> None:
+    """Write the config and the tokenizer of a GGUF file into a folder, as they are beside what is
+    converted. Raises ModelError, also for tensors that are not those of its family; no weight is
     read."""
-    files = backbone_of(LocalFolder(file.parent, only=file.name))
-    if files is not None:
-        GgufWeights.of(file, files.config, "bf16").refuse_unlike(files.config)
+    weights = GgufWeights.of(found.source, found.weights.config, "bf16")
+    weights.refuse_unlike(found.weights.config)
+    _write_settings(folder, weights, found.weights.config, "bf16")
 
 
 def _read(folder: Path) -> BackboneFiles | None:
@@ -131,8 +132,7 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
     phase = LoadPhase("convert", total=size, note=note)
     yield phase, None
     with kept_copies.writing(folder, _origin(found, file, stored)) as partial:
-        _write_config(partial, weights.header, config, stored)
-        write_tokenizer(partial, file, weights.header.metadata)
+        _write_settings(partial, weights, config, stored)
         for done in weights.write(partial / "model.safetensors"):
             yield replace(phase, done=done), None
 
@@ -140,6 +140,11 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
 def _origin(found: Checkpoint, file: Path, stored: str) -> Origin:
     """Named by the repo that the file is of, else by its path."""
     return Origin(found.repo or str(file.absolute()), str(file.resolve()), stored)
+
+
+def _write_settings(folder: Path, weights: GgufWeights, config: Any, stored: str) -> None:
+    _write_config(folder, weights.header, config, stored)
+    write_tokenizer(folder, weights.file, weights.header.metadata)
 
 
 def _write_config(folder: Path, header: GgufHeader, config: Any, stored: str) -> None:

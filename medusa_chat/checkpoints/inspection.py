@@ -1,35 +1,35 @@
 """Inspection: what a checkpoint is, what it needs, and what is wrong with it; no weight is read."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.inspection_report import Inspection
-from medusa_chat.checkpoints.layouts.backbone_shapes import are_known
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
-from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_values
+from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
-from medusa_chat.checkpoints.layouts.token_ids import refuse_ids_beyond
 from medusa_chat.checkpoints.memory_estimate import estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
-from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.checkpoints.usual_context import LONGEST
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import model_preset
+from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
 PRECISIONS = ("fp32", "fp16", "int8", "nf4")
 NODES = 64
 PADDING = 1024
+UNREAD = (
+    "only configs and the headers of weights were read, of what is not on this disk: tokenizer, "
+    "heads and tensors are looked at when they are"
+)
 
 
 def inspect(
@@ -39,13 +39,13 @@ def inspect(
     open_source: Callable[[str], Source] = open_here,
     device: str = "cuda",
     cpu: Cpu = PLAIN_CPU,
-    refuse_unlike: Callable[[Path], None] | None = None,
+    dry_load: Callable[[LoadRequest], None] | None = None,
 ) -> Inspection:
     """Look at a checkpoint and at the backbone it needs. open_source: a folder or id -> its
     files; it raises ModelError for what is out of reach. device, cpu: what memory is estimated
-    for. refuse_unlike: raises ModelError for a folder or GGUF file whose tensors are not those of
-    its family; asked where the headers alone do not tell. Raises ModelError only when the
-    checkpoint itself cannot be opened; all else becomes a problem of the report."""
+    for. dry_load: raises ModelError for what a load would refuse, by the load's own readers; asked
+    where all files are on this disk and nothing is wrong by their headers. Raises ModelError only
+    when the checkpoint itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
     report = Inspection(
         *(name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ())
@@ -73,9 +73,19 @@ def inspect(
     if files is None:
         return _with(report, f"{where} holds no model: give another --backbone")
     adapter = found.adapter if where != name else None
-    report = _with(report, *_refused(source, place, files, adapter, refuse_unlike))
+    report = _with(report, *_refused(source, files, adapter))
     report = _with_shipped(report, files, place) if where == name else report
-    return _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
+    is_local = isinstance(source, LocalFolder) and isinstance(place, LocalFolder)
+    report = _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
+    if dry_load is None or report.problems:
+        return report
+    if not is_local:
+        return replace(report, notes=(*report.notes, UNREAD))
+    try:
+        dry_load(LoadRequest(name, backbone))
+    except ModelError as error:
+        return _with(report, str(error))
+    return report
 
 
 def _own_backbone(name: str, found: Contents) -> str | None:
@@ -84,27 +94,15 @@ def _own_backbone(name: str, found: Contents) -> str | None:
     return name if found.backbone else (preset and preset.base) or found.base
 
 
-def _refused(
-    source: Source,
-    place: Source,
-    files: BackboneFiles,
-    adapter: str | None,
-    refuse_unlike: Callable[[Path], None] | None,
-) -> Iterator[str]:
+def _refused(source: Source, files: BackboneFiles, adapter: str | None) -> Iterator[str]:
     """Why a load would refuse the calibration beside the heads, the adapter, or the backbone's
-    family, tensors or tokenizer."""
+    family, by their configs."""
     try:
         _refuse_calibration(source)
         if adapter is not None:
             folder, slash, _ = adapter.rpartition("/")
-            lora_values(source, f"{folder}{slash}{CONFIG}")
+            lora_settings(source, f"{folder}{slash}{CONFIG}")
         refuse_unfit(SimpleNamespace(**files.config))
-        if refuse_unlike is not None and (folder := _unsure(place, files)) is not None:
-            refuse_unlike(folder)
-        if refuse_unlike is not None and isinstance(place, LocalFolder) and not files.stored:
-            with closing(TokenizerTrial(place_in(place.folder, files), plain_too=True)) as trial:
-                trial.refuse()
-            refuse_ids_beyond(place, files.folder, sizes(files.config).vocabulary)
     except ModelError as error:
         yield str(error)
 
@@ -118,14 +116,6 @@ def _with_shipped(report: Inspection, files: BackboneFiles, place: Source) -> In
     if found is None:
         return report
     return replace(report, heads=found.heads, notes=(*report.notes, found.note))
-
-
-def _unsure(place: Source, files: BackboneFiles) -> Path | None:
-    """The folder or GGUF file of a model on this disk whose shapes do not follow from its config
-    here."""
-    if not isinstance(place, LocalFolder) or files.is_pickled or files.missing:
-        return None
-    return None if are_known(files.config) else place_in(place.folder, files)
 
 
 def _refuse_calibration(source: Source) -> None:

@@ -45,12 +45,17 @@ def folder_or_repo(name: str) -> Path | str:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """The snapshot of main where a folder is a repo in the Hub's cache; None where it is not."""
-    ref = folder / "refs" / "main"
-    if not folder.name.startswith("models--") or not ref.is_file():
+    """The snapshot of main where a folder is a repo in the Hub's cache, else its newest; None
+    where it is none."""
+    if not folder.name.startswith("models--"):
         return None
-    found = folder / "snapshots" / Path(ref.read_text("utf-8", "replace").strip()[:100]).name
-    return found if is_folder(found) else None
+    ref, snapshots = folder / "refs" / "main", folder / "snapshots"
+    if ref.is_file():
+        main = snapshots / Path(ref.read_text("utf-8", "replace").strip()[:100]).name
+        if is_folder(main):
+            return main
+    found = [place for place in snapshots.glob("*") if is_folder(place)]
+    return max(found, key=lambda place: place.stat().st_mtime, default=None)
 
 
 def shipped_folder(name: str) -> Path | None:

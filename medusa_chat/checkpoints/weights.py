@@ -13,10 +13,13 @@ from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
 from medusa_chat.checkpoints.generation_config import not_applied, read_generation_config
+from medusa_chat.checkpoints.layouts.folders import model_files
+from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.layouts.text_part import NAMES, text_part
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
 from medusa_chat.checkpoints.precision import QUANTISED
+from medusa_chat.checkpoints.unread import refuse_unread
 from medusa_chat.decoding.backends.linear4 import hold
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError, first_line
@@ -51,7 +54,9 @@ def _made(where: Path, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:  # transformers raises all kinds for broken files and odd numbers
-        raise ModelError(f"the config in {where} cannot be read: {first_line(error)}") from error
+        raise ModelError(
+            f"the config in {where} cannot be read: {first_line(error)}: fetch it again, or mend it"
+        ) from error
 
 
 def read_model(found: Checkpoint, config: Any, precision: str, device: torch.device) -> Any:
@@ -98,12 +103,18 @@ def read_backbone(
     return _frozen(model), notes
 
 
-def refuse_unlike(folder: Path) -> None:
-    """Raises ModelError for a family that cannot be decoded as a tree, and for safetensors files
-    whose tensors are not those of the model; no weight is read."""
-    config = read_config(folder)
-    if getattr(config, "quantization_config", None) is None:
-        _read(folder, folder, config=config, device_map={"": torch.device("meta")})
+def empty_model(found: Checkpoint, config: Any) -> Any:
+    """The backbone on no device, without values. Raises ModelError for a config of which no model
+    can be made, and where safetensors files hold other tensors than it has."""
+    weights = found.weights
+    is_quantised = getattr(config, "quantization_config", None) is not None
+    if not (weights.stored or weights.is_pickled or is_quantised):
+        return _read(found.backbone, found.backbone, config=config, device_map={"": "meta"})
+    try:
+        with torch.device("meta"), _silent():
+            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    except Exception as error:  # as where the weights are read
+        raise _unread_error(found.backbone, error) from error
 
 
 def is_kept(found: Checkpoint, config: Any, precision: str, device: torch.device) -> bool:
@@ -126,6 +137,8 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
     """The model whose safetensors files lie in `folder`. backbone: the folder that messages name.
     Raises ModelError."""
     _know_turned_experts()
+    if "config" in options:  # the file that was surveyed, whatever the config or the folder says
+        options["config"].transformers_weights = _weights_file(folder)
     try:
         with _silent(), _in_pieces():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -144,7 +157,10 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
     except Exception as error:  # transformers and safetensors raise all kinds for broken files
         if is_exhausted(error):
             raise
-        raise ModelError(f"the model in {backbone} cannot be read: {first_line(error)}") from error
+        raise _unread_error(backbone, error) from error
+    finally:
+        if "config" in options:
+            del options["config"].transformers_weights
     missing = sorted(report["missing_keys"])
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -152,9 +168,23 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
             f"the weights in {backbone} lack {missing[0]}{more}: the folder is incomplete, "
             "fetch it again"
         )
+    refuse_unread(model, report["unexpected_keys"], backbone)
     model._weight_conversions = None  # or save_pretrained would write the names of the files
     hold(model)
     return model
+
+
+def _unread_error(backbone: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"the model in {backbone} cannot be read: {first_line(error)}: its config.json or its "
+        "weights are broken, fetch them again"
+    )
+
+
+def _weights_file(folder: Path) -> str:
+    """The file by which the weights of a folder are read: the index, or the one that there is."""
+    names = model_files(LocalFolder(folder))
+    return names[0] if names == ("model.safetensors",) else pickle_sandbox.INDEX
 
 
 def _know_turned_experts() -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, Typer
@@ -44,6 +43,7 @@ from medusa_chat.cli.terminal import json_line
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
 from medusa_chat.errors import MedusaChatError, ModelError
+from medusa_chat.messages import LoadRequest
 
 UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 GROUP_FLAGS = ("--help", "--version")
@@ -180,17 +180,17 @@ def inspect(
     checkpoint, backbone = named(checkpoint, backbone)
     report = inspection.inspect(
         *(checkpoint, backbone, max_context, inspection.open_anywhere),
-        refuse_unlike=_refuse_unlike,
+        dry_load=_dry_load,
     )
     print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if report.problems:
         raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
 
 
-def _refuse_unlike(place: Path) -> None:
-    from medusa_chat.checkpoints import gguf_backbone, weights  # torch takes seconds to import
+def _dry_load(request: LoadRequest) -> None:
+    from medusa_chat.checkpoints.dry_load import dry_load  # torch takes seconds to import
 
-    (weights if place.is_dir() else gguf_backbone).refuse_unlike(place)
+    dry_load(request)
 
 
 app.command()(doctor)

@@ -61,7 +61,7 @@ def find(repo: str, revision: str | None = None) -> Path | None:
     """The folder of a repo that is whole in the cache; None where it is not. No network.
 
     revision: a branch, a tag, refs/pr/N or a commit; None for main, and for whatever there is
-    where main was never asked for.
+    where main is not whole.
     """
     if revision is None:
         return find(repo, "main") or _any_snapshot(repo)
@@ -123,6 +123,7 @@ def _described(repo: str) -> CachedModel:
     folder = storage(repo)
     revision = "main" if _commit(folder, "main") else next(iter(_refs(folder)), None)
     snapshot = find(repo, revision) or find(repo)
+    revision = revision or (snapshot.name if snapshot else None)
     blobs = {file.name: facts for file, facts in _files(folder / "blobs")}
     leftovers = [facts.st_size for name, facts in blobs.items() if name.endswith(".incomplete")]
     return CachedModel(
@@ -148,9 +149,8 @@ def _has_heads(folder: Path) -> bool:
 
 
 def _any_snapshot(repo: str) -> Path | None:
-    """The newest whole snapshot that some revision of the repo refers to."""
-    folder = storage(repo)
-    found = [find(repo, revision) for revision in _refs(folder)]
+    """The newest whole snapshot; one that was fetched by its commit has no ref."""
+    found = [find(repo, place.name) for place in storage(repo).glob("snapshots/*")]
     return max(filter(None, found), key=lambda place: place.stat().st_mtime, default=None)
 
 

@@ -72,8 +72,8 @@ def config_file(names: Iterable[str]) -> str:
 def index_file(names: Iterable[str]) -> str | None:
     """The index that weight_files would go by; None where one file holds all."""
     folder, inside = _backbone(names)
-    chosen = next((n for kind in SINGLE for n in (SINGLE[kind], INDEX[kind]) if n in inside), "")
-    return folder + chosen if chosen in INDEX.values() else None
+    found = _weights(inside)
+    return folder + found[-1] if found and found[-1] in INDEX.values() else None
 
 
 def _backbone(names: Iterable[str]) -> tuple[str, set[str]]:
@@ -91,12 +91,14 @@ def _backbone(names: Iterable[str]) -> tuple[str, set[str]]:
 
 
 def _weights(names: set[str], index: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """An index whose files are there decides, before a single file that lies beside it."""
     for kind, single in SINGLE.items():
-        if single in names:
-            return (single,)
         shards = {name for name in names if SHARD[kind].fullmatch(name)}
-        if INDEX[kind] in names:
-            listed = shards_of(index) if index is not None else shards
+        listed = shards_of(index) if index is not None else frozenset()
+        has_index = INDEX[kind] in names
+        if single in names and not (has_index and shards and (listed or shards) <= names):
+            return (single,)
+        if has_index:
             return (*sorted(listed or shards), INDEX[kind])
         if shards:
             return tuple(sorted(shards))

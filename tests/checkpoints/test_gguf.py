@@ -404,15 +404,16 @@ def test_rotary_scaling_that_lies_in_tensors_comes_back(tmp_path, monkeypatch):
         write_gguf(tmp_path / "a.gguf", model)
     found = converted_from(tmp_path / "a.gguf")
     assert read_config(found.backbone).rope_parameters == LLAMA3
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            gguf_models,
-            "tensors_of",
-            lambda *given: {**tensors(*given), "rope_freqs.weight": factors**2},
-        )
-        write_gguf(tmp_path / "b.gguf", model)
-    with pytest.raises(ModelError, match="in a way that is not known"):
-        converted_from(tmp_path / "b.gguf")
+    for odd in (factors**2, np.full_like(factors, 1e-4)):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                gguf_models,
+                "tensors_of",
+                lambda *given, odd=odd: {**tensors(*given), "rope_freqs.weight": odd},
+            )
+            write_gguf(tmp_path / "b.gguf", model)
+        with pytest.raises(ModelError, match="in a way that is not known"):
+            converted_from(tmp_path / "b.gguf")
 
 
 def test_the_long_and_the_short_factors_of_phi3_come_back(tmp_path, monkeypatch):

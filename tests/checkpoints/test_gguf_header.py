@@ -50,7 +50,12 @@ BAD = {
         "at most 65536",
     ),
     "array": (raw_gguf(GOOD | {"a": texts([], 2**60)}, ONE, DATA), "at most 4000000"),
-    "array beyond": (raw_gguf(GOOD | {"a": texts([], 3_999_999)}, ONE, DATA), "bytes: at most"),
+    "array beyond": (raw_gguf(GOOD | {"a": texts([], 1_900_000)}, ONE, DATA), "bytes: at most"),
+    "texts of several arrays": (
+        raw_gguf({f"k{n}": texts([""] * 700_000) for n in range(3)}, ONE, DATA),
+        "brings its texts to 2100000: at most 2000000",
+    ),
+    "vector in blocks": (raw_gguf(GOOD, {"t": ((32,), 8, 0)}, DATA), "a vector in blocks (Q8_0)"),
     "array of arrays": (
         raw_gguf(GOOD | {"a": (9, struct.pack("<IQ", 9, 1))}, ONE, DATA),
         "array of the unknown type 9",

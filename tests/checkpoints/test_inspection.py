@@ -21,6 +21,7 @@ from support.checkpoints import (
 from support.families import FAMILIES, SLOW, tiny
 from support.inspected import VICUNA
 from support.loading import loaded
+from support.pickles import pickles_here  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
 from medusa_chat.checkpoints.inspection import inspect
@@ -157,22 +158,22 @@ def test_whole_models_and_adapters_are_told(beside):
     assert "adapter   adapter_model.safetensors" in "\n".join(inspect(str(beside / "lora")).lines())
 
 
-def test_inspect_reads_headers_and_no_weights(beside, monkeypatch):
-    """A hole in the data is not noticed, torch is not imported."""
+def test_the_page_reads_headers_alone(beside):
+    """A hole in the data is not noticed, torch is not imported: the page's process has none."""
     layout_b_safetensors(beside / "heads", beside / "backbone")
     file = beside / "backbone" / "model.safetensors"
     with open(file, "r+b") as stream:
         stream.seek(-100, 2)
         stream.write(b"\xff" * 100)
     code = (
-        "import sys; from medusa_chat.cli.main import main;"
-        f"code = main(['inspect', {str(beside / 'heads')!r}]);"
-        "print([n for n in ('torch', 'transformers', 'safetensors') if n in sys.modules], code)"
+        "import sys; from medusa_chat.checkpoints.inspection import inspect;"
+        f"found = inspect({str(beside / 'heads')!r}).problems;"
+        "print([n for n in ('torch', 'transformers', 'safetensors') if n in sys.modules], found)"
     )
     import subprocess
 
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.splitlines()[-1] == "[] 0", result.stderr
+    assert result.stdout.splitlines()[-1] == "[] ()", result.stderr
 
 
 # The estimate.

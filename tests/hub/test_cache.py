@@ -16,9 +16,10 @@ from support.hub_files import (
     text,
     weights,
 )
-from support.hub_server import Fault, Hub, HubRepo
+from support.hub_server import Fault, Hub, HubRepo, commit
 
 from medusa_chat import hub
+from medusa_chat.checkpoints.places import folder_or_repo
 
 
 def test_cached_tells_sizes_and_rm_frees_them(server: Hub) -> None:
@@ -81,6 +82,21 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     report = scan_cache_dir(hub.cache.cache_folder())
     assert not report.warnings
     assert {repo.repo_id for repo in report.repos} == {BASE, WHOLE}
+
+
+def test_what_was_fetched_by_its_commit_is_whole(server: Hub) -> None:
+    """huggingface_hub then writes no ref."""
+    from huggingface_hub import snapshot_download
+
+    sha = commit(server.repos[WHOLE].files)
+    where = {"endpoint": server.url, "cache_dir": hub.cache.cache_folder()}
+    place = Path(snapshot_download(WHOLE, revision=sha, **where))
+    storage = place.parents[1]
+    assert not list(storage.glob("refs/*"))
+    assert hub.find(WHOLE) == hub.cached_folder(WHOLE) == hub.resolve(WHOLE) == place
+    (model,) = hub.cached()
+    assert model.whole and model.folder == place and model.revision == sha
+    assert folder_or_repo(str(storage)) == place
 
 
 def test_files_of_one_content_are_all_there_on_a_system_without_links(

@@ -73,6 +73,10 @@ class Folder:
             self._json[file] = read_json(self.source, self.path(file))
         return self._json[file]
 
+    def tell(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
     def header(self, file: str) -> dict[str, Entry]:
         """The tensors of a file, read once."""
         if file not in self._headers:
@@ -125,16 +129,29 @@ def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any])
     refuse_misfits(header, config, f"{folder.source.name}/{folder.path(files[0])}")
 
 
+def model_files(source: Source) -> tuple[str, ...]:
+    """The files of the weights of a folder by its own, in the order of `backbone_in`."""
+    sizes = {name: size for name, size in source.files().items() if "/" not in name}
+    return tuple(_model_files(Folder(source, "", sizes))[0])
+
+
 def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:
     """Weights of the model, what of them is missing, and the index (tensor -> file) if any.
-    In the order of transformers: safetensors before pickles, a single file before an index."""
-    for ending, single in ((".safetensors", "model"), (".bin", "pytorch_model")):
-        if single + ending in folder.sizes:
-            return [single + ending], [], {}
-        for index in sorted(n for n in folder.sizes if n.endswith(f"{ending}.index.json")):
-            table = _weight_map(folder, index)
-            files = sorted(set(table.values()))
-            there = [file for file in files if folder.sizes.get(file, -1) > 0]
+    Safetensors before pickles; an index whose files are all there before a single file, which
+    is then something else that lies beside it. Other indexes are of other programs (Mistral's
+    "consolidated")."""
+    for ending, stem in ((".safetensors", "model"), (".bin", "pytorch_model")):
+        single, index = stem + ending, f"{stem}{ending}.index.json"
+        table = _weight_map(folder, index) if index in folder.sizes else {}
+        files = sorted(set(table.values()))
+        there = [file for file in files if folder.sizes.get(file, -1) > 0]
+        if there and len(there) == len(files):
+            if single in folder.sizes and single not in files:
+                folder.tell(f"{folder.path(single)} is not read: {index} names the model's files")
+            return files, [], table
+        if single in folder.sizes:
+            return [single], [], {}
+        if table:
             return there, [file for file in files if file not in there], table
         files = sorted(n for n in folder.sizes if MODEL.match(n) and n.endswith(ending))
         if files:

@@ -137,9 +137,11 @@ def _placed(
     label = f"tensor {name[:80]!r}"
     if kind not in TYPES:
         raise Broken(f"{label} is of the unknown type {kind}")
-    _, weights, length = TYPES[kind]
+    words, weights, length = TYPES[kind]
     if min(shape) < 1 or math.prod(shape) > 2**48 or shape[-1] % weights:
         raise Broken(f"{label} has the shape {shape}, which its type cannot have")
+    if len(shape) == 1 and weights > 1:
+        raise Broken(f"{label} is a vector in blocks ({words}), which only matrices are")
     if offset % step:
         raise Broken(f"{label} begins at {offset}, which is not a multiple of {step}")
     taken = math.prod(shape) // weights * length

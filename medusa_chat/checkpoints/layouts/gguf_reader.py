@@ -8,6 +8,7 @@ from medusa_chat.checkpoints.layouts.source import Source
 CHUNK = 1 << 20
 MAX_HEADER = 64_000_000  # bytes; 262,144 tokens with their merges take 14 MB
 MAX_TEXT = 1 << 20  # bytes of a text
+MAX_TEXTS = 2_000_000  # of all arrays: the largest known has 262,144 tokens and 514,906 merges
 
 
 class Broken(Exception):
@@ -23,6 +24,7 @@ class GgufReader:
         self._is_long = size > MAX_HEADER
         self.data = bytearray()
         self.place = 0
+        self._texts = 0
 
     def take(self, length: int) -> int:
         """The place of the next `length` bytes in `data`, which are there from now on."""
@@ -56,6 +58,11 @@ class GgufReader:
             raise Broken(f"{what} is not UTF-8") from error
 
     def skip_texts(self, count: int, what: str) -> None:
-        """Texts that nobody needs here; the tokenizer will."""
+        """Texts that nobody needs here; the tokenizer will, which takes ten times as long."""
+        self._texts += count
+        if self._texts > MAX_TEXTS:
+            raise Broken(
+                f"{what} brings its texts to {self._texts}: at most {MAX_TEXTS} are allowed"
+            )
         for _ in range(count):
             self.text(MAX_TEXT, f"a text of {what}")

@@ -110,6 +110,8 @@ def _llama3(factors: Sequence[float], base: float, width: int, where: str) -> di
     factor = round(max(factors), 3)
     if all(abs(one - 1) < SAME for one in factors):
         return {}
+    if factor < 1:
+        raise _unknown(where, f"with factors below 1, up to {max(factors):g}")
     expected = [_llama3_factor(base ** (2 * i / width), factor) for i in range(width // 2)]
     pairs = zip(factors, expected, strict=False)
     if len(factors) != len(expected) or any(abs(a - b) > SAME * b for a, b in pairs):

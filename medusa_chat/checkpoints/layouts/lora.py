@@ -1,54 +1,87 @@
-"""LoRA: what a merge needs of an adapter's config, by an allow-list."""
+"""LoRA: what a merge needs of an adapter's config, by an allow-list.
 
+Which modules it changes, and by what rank, its tensors tell.
+"""
+
+import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from medusa_chat.checkpoints.layouts.source import Source, read_json
-from medusa_chat.errors import ModelError, first_line
+from medusa_chat.errors import ModelError
 
 CONFIG = "adapter_config.json"
-MAX_RANK = 4096
-# what changes the result of a merge; anything else in the file belongs to its training
-NUMBERS = ("r", "lora_alpha")
+MAX_ALPHA = 1e6
+MAX_PATTERNS = 1000
 FLAGS = ("fan_in_fan_out", "use_rslora", "use_dora")
-PATTERNS = ("rank_pattern", "alpha_pattern")
+# starts of training that leave the backbone as it is; the others subtract something from it
+STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+# what no merge of low ranks can express -> the plain word for it
+UNMERGED = {
+    "modules_to_save": "modules saved whole",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "single rows of embeddings",
+    "alora_invocation_tokens": "a start amid the text",
+    "target_parameters": "parameters that are no modules",
+    "use_qalora": "grouped inputs",
+    "use_bdlora": "blocks of ranks",
+    "arrow_config": "a router",
+    "kasa_config": "a backbone that is truncated",
+    "monteclora_config": "sampled weights",
+    "ensure_weight_tying": "an adapter tied to another",
+}
+# a pattern of module names that is matched in no time: at most so many parts without an end, and
+# no repeated groups
+ENDLESS, MAX_ENDLESS, NESTED = re.compile(r"[*+{]"), 4, re.compile(r"\)\s*[*+{]")
 
 
-def lora_values(source: Source, path: str) -> dict[str, Any]:
-    """The settings of the adapter whose config lies at `path`, as far as its merge needs them.
-    Raises ModelError for anything that is no plain LoRA."""
+@dataclass(frozen=True)
+class LoraSettings:
+    """alpha: by which the product is scaled, over its rank; alphas: pattern of a module's name ->
+    its own alpha, the first that fits. flags: names of FLAGS that are set."""
+
+    alpha: float
+    alphas: Mapping[str, float]
+    flags: tuple[str, ...]
+
+
+def lora_settings(source: Source, path: str) -> LoraSettings:
+    """The settings of the adapter whose config lies at `path`. Raises ModelError for anything that
+    is no plain LoRA, with what it is."""
     file = f"{source.name}/{path}"
-    try:
-        found = read_json(source, path)
-        kind = found["peft_type"]
-    except KeyError as error:
+    found = read_json(source, path)
+    if (kind := found.get("peft_type")) != "LORA":
+        raise ModelError(f"{file}: its peft_type is {str(kind)[:40]!r}: give a plain LoRA adapter")
+    odd = [words for key, words in UNMERGED.items() if found.get(key)]
+    if found.get("bias", "none") != "none":
+        odd.append("biases of the backbone")
+    if found.get("init_lora_weights") not in STARTS:
+        odd.append(f"a backbone changed by {str(found['init_lora_weights'])[:40]}")
+    if odd:
         raise ModelError(
-            f"{file} is not a valid adapter config ({first_line(error)}): fetch it again"
-        ) from error
-    if kind != "LORA" or found.get("bias", "none") != "none" or found.get("modules_to_save"):
-        raise ModelError(
-            f"{file} is not supported: give a plain LoRA adapter without bias or saved modules, "
+            f"{file} is not supported, for it has {' and '.join(odd)}: give a plain LoRA adapter, "
             "or merge it"
         )
-    values = {key: found[key] for key in NUMBERS if key in found}
-    values |= {key: found[key] for key in FLAGS if found.get(key) is True}
-    values |= {key: dict(found[key]) for key in PATTERNS if found.get(key)}
-    values["target_modules"] = found.get("target_modules")
-    _refuse_odd(values, file)
-    return values
+    alphas = found.get("alpha_pattern") or {}
+    if not isinstance(alphas, dict) or len(alphas) > MAX_PATTERNS:
+        raise ModelError(f"{file} has no valid alpha_pattern: fetch it again")
+    for pattern in alphas:
+        _refuse_pattern(pattern, file)
+    for key, value in {"lora_alpha": found.get("lora_alpha", 8), **alphas}.items():
+        if type(value) not in (int, float) or not 0 <= abs(value) <= MAX_ALPHA:
+            raise ModelError(f"{file} has no valid {key[:80]} ({str(value)[:40]}): fetch it again")
+    flags = tuple(key for key in FLAGS if found.get(key) is True)
+    return LoraSettings(found.get("lora_alpha", 8), alphas, flags)
 
 
-def _refuse_odd(values: Mapping[str, Any], file: str) -> None:
-    rank, modules = values.get("r"), values["target_modules"]
-    is_rank = type(rank) is int and 1 <= rank <= MAX_RANK
-    is_list = isinstance(modules, list) and all(_is_name(name) for name in modules)
-    names = [name for key in PATTERNS for name in values.get(key, {})]
-    if not is_rank or not (is_list or modules == "all-linear") or not all(map(_is_name, names)):
+def _refuse_pattern(pattern: str, file: str) -> None:
+    is_quick = len(ENDLESS.findall(pattern)) <= MAX_ENDLESS and not NESTED.search(pattern)
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError):
+        is_quick = False
+    if len(pattern) > 500 or not is_quick:
         raise ModelError(
-            f"{file} is invalid: r must be 1 to {MAX_RANK} and target_modules a list of names"
+            f"{file} has the pattern {pattern[:80]!r} in its alpha_pattern, which is too involved: "
+            "give names of modules, or merge the adapter"
         )
-
-
-def _is_name(name: Any) -> bool:
-    """A module's name; peft would take anything else for a pattern."""
-    return isinstance(name, str) and name.replace(".", "_").isidentifier() and len(name) < 200
