@@ -47,7 +47,7 @@ def test_full_width_control_tokens_keep_their_ids(tmp_path):
     tokenizer = loaded.tokenizer
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (257, 258)
     assert sorted(tokenizer.get_vocab().values()) == list(range(ROWS))
-    ids, text = encode(loaded, [{"role": "user", "content": "he"}])
+    ids, text, *_ = encode(loaded, [{"role": "user", "content": "he"}])
     assert ids == [257, 259, 256, 258] and text == f"{BEGIN}{USER}he{END}"
     assert loaded.engine.eos == {258}
     assert answer(loaded, f"{USER}<|endoftext|>", drafter="none")[-1].reason == "length"

@@ -3,33 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from medusa_chat.checkpoints.layouts.settings_files import MAX_TOKENIZER
-from medusa_chat.checkpoints.layouts.source import MAX_JSON, Source, read_json
 from medusa_chat.errors import ModelError
 
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
-TEMPLATE = "chat_template.jinja"
-
 ROLES = ("bos_token", "eos_token", "unk_token")  # the others are written by nothing here
-
-
-def refuse_ids_beyond(source: Source, folder: str, rows: int) -> None:
-    """Refuse the tokenizer.json of a model's folder as `refuse_beyond` does, with what lies beside
-    it. Raises ModelError."""
-    before = f"{folder}/" if folder else ""
-    names = source.files()
-    if f"{before}tokenizer.json" not in names:
-        return
-    values = read_json(source, f"{before}tokenizer.json", MAX_TOKENIZER)
-    used = [
-        text
-        for name in SETTINGS
-        if before + name in names
-        for text in used_texts(read_json(source, before + name))
-    ]
-    if before + TEMPLATE in names:
-        used.append(source.read(before + TEMPLATE, 0, MAX_JSON).decode("utf-8", "replace"))
-    refuse_beyond(values, used, rows, f"the tokenizer in {source.name}/{folder}".rstrip("/"))
 
 
 def refuse_beyond(tokenizer: Mapping[str, Any], used: Iterable[str], rows: int, where: str) -> None:
