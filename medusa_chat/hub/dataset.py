@@ -3,11 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from medusa_chat.hub.cache import cache_folder
-from medusa_chat.hub.cached_file import disk_errors
-from medusa_chat.hub.client import ask
-from medusa_chat.hub.environment import constants, is_offline
-from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.cache import cache_folder, names_in
+from medusa_chat.hub.client import HubError, ask, constants, is_offline, offline_error
+from medusa_chat.hub.download import disk_errors
 from medusa_chat.hub.repo_files import is_repo_id
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
@@ -33,18 +31,18 @@ def dataset_files(name: str) -> tuple[Path, ...]:
             "missing",
         )
     folder = _snapshot(repo, names)
-    found = tuple(folder / file for file in names if (folder / file).is_file())
-    if not found:
+    files = tuple(folder / file for file in names if (folder / file).is_file())
+    if not files:
         raise HubError(
             f"the data set {repo} has no file {names[0]}: see {repo} on the Hub", "missing"
         )
-    return found
+    return files
 
 
 def chosen_files(names: Iterable[str]) -> list[str]:
     """The data files, sorted; only those named for training, if there are any."""
-    found = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
-    return [n for n in found if "train" in n] or found
+    chosen = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
+    return [n for n in chosen if "train" in n] or chosen
 
 
 def _is_data(name: str) -> bool:
@@ -52,10 +50,9 @@ def _is_data(name: str) -> bool:
     return last not in NOT_DATA and not last.lower().startswith(("readme", "license"))
 
 
-def _names(repo: str) -> list[str]:
+def _names(repo: str) -> Iterable[str]:
     if is_offline():
-        folder = _snapshot(repo, None)
-        return [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+        return names_in(_snapshot(repo))
 
     def call() -> list[str]:
         from huggingface_hub import HfApi
@@ -65,7 +62,8 @@ def _names(repo: str) -> list[str]:
     return ask(repo, call)
 
 
-def _snapshot(repo: str, names: list[str] | None) -> Path:
+def _snapshot(repo: str, names: list[str] | None = None) -> Path:
+    """The folder of these files, downloaded where the network is on."""
     from huggingface_hub import errors, snapshot_download
 
     def call() -> str:

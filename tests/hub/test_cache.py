@@ -15,8 +15,9 @@ from support.hub_files import (
     heads_files,
     text,
     weights,
+    whole_files,
 )
-from support.hub_server import Fault, Hub, HubRepo
+from support.hub_server import Fault, Hub, HubRepo, commit
 
 from medusa_chat import hub
 
@@ -120,8 +121,7 @@ def test_a_disk_that_is_full_while_a_file_is_copied_leaves_no_half_file(
 
 
 def test_what_is_cached_is_found_and_nobody_is_asked(server: Hub) -> None:
-    part, _ = hub.plan_repo(HEADS)
-    events = fetch(hub.DownloadPlan(HEADS, (part,), None, hub.free_bytes()))
+    events = fetch(hub.DownloadPlan(HEADS, (hub.plan_repo(HEADS),)))
     before = len(server.requests)
     place = hub.resolve(HEADS)
     assert (place / "medusa_lm_head.safetensors").is_file() and events[-1].phase == "done"
@@ -175,3 +175,59 @@ def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     fetch(hub.plan(BASE))
     assert hub.resolve(BASE) == plan.parts[0].folder
     refusal("offline", "not in the cache", lambda: hub.resolve("a/b"))
+
+
+def test_a_snapshot_that_no_branch_names_is_whole_when_its_files_are(server: Hub) -> None:
+    sha = commit(server.repos[BASE].files)
+    fetch(hub.plan(BASE, sha))
+    assert not (hub.cache.storage(BASE) / "refs").exists()
+    folder = hub.cache.storage(BASE) / "snapshots" / sha
+    assert hub.find(BASE) == hub.resolve(BASE) == folder
+    assert [(model.id, model.whole) for model in hub.cached()] == [(BASE, True)]
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    assert hub.find(BASE) is None and not hub.cached()[0].whole
+
+
+def test_rm_leaves_another_repo_of_the_same_commit(server: Hub) -> None:
+    old, new = "someone/old-name", "someone/new-name"  # a renamed repo, cached by both names
+    server.repos |= {old: HubRepo(whole_files()), new: HubRepo(whole_files())}
+    for removed, kept in ((old, new), (new, old)):
+        fetch(hub.plan(old))
+        fetch(hub.plan(new))
+        hub.remove(removed)
+        assert hub.find(kept) and not hub.find(removed)
+
+
+def test_rm_of_a_file_leaves_what_another_commit_needs(server: Hub) -> None:
+    """Of a repo whose commits share the content of a GGUF file."""
+    files = {name: weights(size) for name, size in (("a.gguf", 9000), ("b.gguf", 5000))}
+    server.repos["x/files"] = HubRepo(files, revisions={"old": {"c.gguf": files["a.gguf"]}})
+    fetch(hub.plan("x/files/c.gguf", "old"))
+    for name in files:
+        fetch(hub.plan(f"x/files/{name}"))
+    hub.remove("x/files/a.gguf")
+    assert hub.cached_folder("x/files/b.gguf") and not hub.cached_folder("x/files/a.gguf")
+    old = hub.find("x/files", "old")
+    assert old and (old / "c.gguf").read_bytes() == files["a.gguf"]
+
+
+def test_a_kill_while_files_are_linked_leaves_nothing_that_looks_whole(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = hub.plan(WHOLE)
+    count = len(plan.parts[0].files)
+    link = hub.download.os.symlink
+    for allowed in range(count):
+        links: list[Any] = []
+
+        def some(*names: Any, links: list[Any] = links, allowed: int = allowed) -> None:
+            if len(links) == allowed:
+                raise KeyboardInterrupt
+            links.append(link(*names))
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(hub.download.os, "symlink", some)
+            hub.download.link_snapshot(plan.parts[0])
+        assert hub.find(WHOLE) is None
+        for file in plan.parts[0].folder.iterdir():
+            file.unlink()
