@@ -45,12 +45,14 @@ def folder_or_repo(name: str) -> Path | str:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """The snapshot of main where a folder is a repo in the Hub's cache; None where it is not."""
-    ref = folder / "refs" / "main"
-    if not folder.name.startswith("models--") or not ref.is_file():
+    """The snapshot of main, else the newest whole one, where a folder is a repo in the Hub's cache;
+    None where it is not."""
+    if not folder.name.startswith("models--"):
         return None
-    found = folder / "snapshots" / Path(ref.read_text("utf-8", "replace").strip()[:100]).name
-    return found if is_folder(found) else None
+    ref = folder / "refs" / "main"
+    commit = ref.read_text("utf-8", "replace").strip()[:100] if ref.is_file() else ""
+    main = folder / "snapshots" / Path(commit).name
+    return main if commit and is_folder(main) else hub.newest_snapshot(folder)
 
 
 def shipped_folder(name: str) -> Path | None:

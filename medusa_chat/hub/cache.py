@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ def find(repo: str, revision: str | None = None) -> Path | None:
     whether or not a branch or tag still names it.
     """
     if revision is None:
-        return find(repo, "main") or _newest_snapshot(repo)
-    sha = _commit(storage(repo), revision)
+        return find(repo, "main") or newest_snapshot(storage(repo))
+    sha = _commit(repo, revision)
     folder = snapshot_folder(repo, sha) if sha else None
     return folder if folder and is_whole(folder) else None
 
@@ -86,23 +87,21 @@ def resolve(repo: str) -> Path:
     if folder is None and not storage(split_name(repo)[0]).is_dir():
         raise offline_error(repo)
     if folder is None:
-        raise HubError(
-            f"the Hub repo {repo} is only partly in the cache and the network is off: omit "
-            f"--offline, or run medusa-chat models pull {repo}",
-            "offline",
-        )
+        what = f"the Hub repo {repo} is only partly in the cache and the network is off"
+        then = f"omit --offline, or run medusa-chat models pull {repo}"
+        raise HubError(f"{what}: {then}", "offline")
     return folder
 
 
 def is_whole(folder: Path) -> bool:
     """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
-    names = names_in(folder)
-    index = _read_json(folder, repo_files.index_file(names))
-    if not repo_files.shards_of(index) <= names:
-        return False
-    weights = repo_files.weight_files(names, index)
-    is_model = bool(weights) and repo_files.config_file(names) in names
-    return is_model or bool(repo_files.heads_files(names)) or bool(whole_files(names))
+    return _contents(folder)[0]
+
+
+def newest_snapshot(repo_folder: Path) -> Path | None:
+    """The newest whole snapshot in a repo's folder of the cache."""
+    folders = filter(is_whole, (repo_folder / "snapshots").glob("*"))
+    return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def cached_ids() -> tuple[str, ...]:
@@ -140,9 +139,8 @@ def remove(repo: str) -> int:
                 shutil.rmtree(folder)
             shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
     except OSError as error:
-        raise HubError(
-            f"{repo} cannot be removed from {folder} ({error.strerror}): check its owner", "disk"
-        ) from error
+        why = f"{repo} cannot be removed from {folder} ({error.strerror})"
+        raise HubError(f"{why}: check its owner", "disk") from error
     return before - bytes_in(cache_folder())
 
 
@@ -158,11 +156,8 @@ def _delete(repo: str, files: tuple[str, ...] = ()) -> None:
     if not files:
         return report.delete_revisions(*(one.commit_hash for one in revisions)).execute()
     if not own:
-        raise HubError(
-            f"the cache of {repo} has a broken link: remove all of it (medusa-chat models rm "
-            f"{repo}), then pull again",
-            "damaged",
-        )
+        then = f"remove all of it (medusa-chat models rm {repo}), then pull again"
+        raise HubError(f"the cache of {repo} has a broken link: {then}", "damaged")
     chosen = [
         file
         for revision in revisions
@@ -174,9 +169,7 @@ def _delete(repo: str, files: tuple[str, ...] = ()) -> None:
 
 def _described(repo: str) -> CachedModel:
     folder = storage(repo)
-    refs = sorted(names_in(folder / "refs"))
-    revision = "main" if "main" in refs else next(iter(refs), None)
-    snapshot = find(repo, revision) or find(repo)
+    refs, snapshot = sorted(names_in(folder / "refs")), find(repo)
     blobs = list(_files(folder / "blobs"))
     leftovers = (facts.st_size for file, facts in blobs if file.name.endswith(".incomplete"))
     return CachedModel(
@@ -184,52 +177,41 @@ def _described(repo: str) -> CachedModel:
         bytes=bytes_in(folder),
         leftover_bytes=sum(leftovers),
         whole=snapshot is not None,
-        has_heads=snapshot is not None and _has_heads(snapshot),
-        revision=revision,
+        has_heads=snapshot is not None and _contents(snapshot)[1],
+        revision="main" if "main" in refs else next(iter(refs), None),
         folder=snapshot,
         last_used=max((facts.st_atime for _, facts in blobs), default=0.0),
     )
 
 
-def _has_heads(folder: Path) -> bool:
+def _contents(folder: Path) -> tuple[bool, bool]:
+    """Whether a snapshot is whole, and whether it holds Medusa heads."""
     names = names_in(folder)
-    return (
-        bool(repo_files.heads_files(names))
-        or repo_files.says_medusa(_read_json(folder, repo_files.config_file(names)))
-        or repo_files.index_has_heads(_read_json(folder, repo_files.index_file(names)))
-    )
+    _, index, config, _ = repo_files.backbone(names)
+    table, settings = _read_json(folder, index), _read_json(folder, config)
+    is_model = bool(repo_files.backbone(names, table).weights) and config in names
+    has_heads = bool(repo_files.heads_files(names))
+    can_load = is_model or has_heads or bool(whole_files(names))
+    has_heads |= repo_files.says_medusa(settings) or repo_files.index_has_heads(table)
+    return can_load and repo_files.shards_of(table) <= names, has_heads
 
 
-def _newest_snapshot(repo: str) -> Path | None:
-    """The newest whole snapshot of a repo."""
-    folders = filter(is_whole, (storage(repo) / "snapshots").glob("*"))
-    return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
-
-
-def _commit(folder: Path, revision: str) -> str | None:
+def _commit(repo: str, revision: str) -> str | None:
     """The commit that a revision names in the cache."""
-    if COMMIT.fullmatch(revision):
-        return revision
-    if not repo_files.is_safe(revision):
-        return None
-    try:
-        text = (folder / "refs" / revision).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
+    text = revision
+    if not COMMIT.fullmatch(revision):
+        with suppress(OSError, UnicodeDecodeError):
+            text = (storage(repo) / "refs" / revision).read_text("utf-8").strip()
     return text if COMMIT.fullmatch(text) else None
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Files however deep, links followed; what leads nowhere or is gone by now is no file."""
     for root, _, names in os.walk(folder):
-        for name in names:
-            file = Path(root, name)
-            try:
-                facts = file.stat()
-            except OSError:
-                continue
-            if stat.S_ISREG(facts.st_mode):
-                yield file, facts
+        for file in (Path(root, name) for name in names):
+            with suppress(OSError):
+                if stat.S_ISREG((facts := file.stat()).st_mode):
+                    yield file, facts
 
 
 def names_in(folder: Path) -> set[str]:
@@ -243,10 +225,17 @@ def bytes_in(folder: Path) -> int:
     return sum(sizes.values())
 
 
+def size_of(file: Path) -> int:
+    """Bytes of a file; -1 where there is none."""
+    try:
+        return file.stat().st_size if file.is_file() else -1
+    except OSError:
+        return -1
+
+
 def _read_json(folder: Path, name: str | None) -> dict[str, Any]:
     """The JSON object in a small file; {} where there is none."""
-    try:
-        file = folder / (name or "")
-        return parse_json(file.read_bytes()) if file.stat().st_size <= MAX_JSON else {}
-    except OSError:
-        return {}
+    file = folder / (name or "")
+    with suppress(OSError):
+        return parse_json(file.read_bytes()) if size_of(file) <= MAX_JSON else {}
+    return {}

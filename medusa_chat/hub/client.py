@@ -62,6 +62,14 @@ def page(repo: str) -> str:
     return f"{constants().ENDPOINT}/{repo}"
 
 
+def api() -> Any:
+    """huggingface_hub's HfApi."""
+    endpoint = constants().ENDPOINT
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint, library_name="medusa-chat", library_version=__version__)
+
+
 def file_url(repo: str, sha: str, name: str) -> str:
     """The address of a file at a commit."""
     from huggingface_hub import hf_hub_url
@@ -82,13 +90,11 @@ def get(
     """The response to a GET, already read; to be called inside `ask`."""
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
-    own = {"Accept-Encoding": "identity", "Range": byte_range} if byte_range else {}
-    response = get_session().get(
-        url,
-        params=params or None,
-        headers=request_headers() | own,
-        timeout=timeout or answer_seconds(),
-    )
+    headers = request_headers()
+    if byte_range:
+        headers |= {"Accept-Encoding": "identity", "Range": byte_range}
+    timeout = timeout or answer_seconds()
+    response = get_session().get(url, params=params or None, headers=headers, timeout=timeout)
     hf_raise_for_status(response)
     return response
 
@@ -99,7 +105,7 @@ def list_models(what: str, timeout: float | None = None, **params: Any) -> list[
     def call() -> list[Any]:
         from huggingface_hub import ModelInfo
 
-        rows = get(f"{constants().ENDPOINT}/api/models", timeout, **params).json()
+        rows = get(f"{api().endpoint}/api/models", timeout, **params).json()
         return [ModelInfo(**row) for row in rows]
 
     return ask(what, call)
@@ -145,45 +151,40 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.RevisionNotFoundError():
             return HubError(f"{repo} has no such revision: check it, or omit it", "missing")
         case errors.RemoteEntryNotFoundError():
-            name = str(error.response.url).rpartition("/")[2].partition("?")[0]
+            name = error.response.url.path.rpartition("/")[2]
             return HubError(f"{repo} has no such file ({name})", "missing")
         case errors.RepositoryNotFoundError():
             return _missing(repo)
         case errors.OfflineModeIsEnabled():
             return offline_error(repo)
         case errors.HfHubHTTPError():
-            return _refused(repo, error)
+            return _of_status(repo, error, error.response.status_code)
         case errors.HFValidationError():
             return HubError(f"{repo!r} is not a valid Hub id: give owner/name", "missing")
         case httpx.TimeoutException():
             return HubError(f"the Hub does not answer{what}: {then}", "network")
         case httpx.TransportError():
-            why = f"the Hub cannot be reached{what} ({_reason(error)})"
-            return HubError(f"{why}: {then}", "network")
+            why = _reason(error)
+            return HubError(f"the Hub cannot be reached{what} ({why}): {then}", "network")
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
-            return HubError(
-                f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)}): check "
-                "HF_ENDPOINT, and whether a proxy or a sign-in page is in between",
-                "broken",
-            )
+            who = f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)})"
+            check = "check HF_ENDPOINT, and whether a proxy or a sign-in page is in between"
+            return HubError(f"{who}: {check}", "broken")
     return None
 
 
 def offline_error(repo: str) -> HubError:
-    return HubError(
-        f"the Hub repo {repo} is not in the cache and the network is off: omit --offline and "
-        "HF_HUB_OFFLINE, or give a local folder",
-        "offline",
-    )
+    what = f"the Hub repo {repo} is not in the cache and the network is off"
+    then = "omit --offline and HF_HUB_OFFLINE, or give a local folder"
+    return HubError(f"{what}: {then}", "offline")
 
 
 def _gated(repo: str) -> HubError:
     from huggingface_hub import get_token
 
     then = ", then try again" if get_token() else " and log in with `hf auth login`"
-    return HubError(
-        f"{repo} is gated: accept its licence at {page(repo)}{then}", "gated", page(repo)
-    )
+    what = f"{repo} is gated: accept its licence at {page(repo)}{then}"
+    return HubError(what, "gated", page(repo))
 
 
 def _missing(repo: str) -> HubError:
@@ -193,32 +194,21 @@ def _missing(repo: str) -> HubError:
     return HubError(f"there is no {repo} on the Hub{private}", "missing")
 
 
-def _refused(repo: str, error: Any) -> HubError:
+def _of_status(repo: str, error: Any, status: int) -> HubError:
     """The error of an HTTP status that has no class of its own in huggingface_hub."""
-    status, tokens = error.response.status_code, page("settings/tokens")
     if status == 404:
         return _missing(repo)
     if status == 401:
-        return HubError(
-            f"the Hub refuses {repo} (401): it is private or gone, or your token is not valid: "
-            "check the id, or log in again with `hf auth login`",
-            "refused",
-        )
+        why = f"the Hub refuses {repo} (401): it is private or gone, or your token is not valid"
+        return HubError(f"{why}: check the id, or log in again with `hf auth login`", "refused")
     if status == 403:
-        return HubError(
-            f"your token may not read {repo} (403): allow it at {tokens}, or log in with another "
-            "(`hf auth login`)",
-            "refused",
-            tokens,
-        )
+        tokens = page("settings/tokens")
+        then = f"allow it at {tokens}, or log in with another (`hf auth login`)"
+        return HubError(f"your token may not read {repo} (403): {then}", "refused", tokens)
     if status == 429:
         wait = _wait_asked(error.response.headers)
-        return HubError(
-            f"the Hub's rate limit is reached (429): wait {wait:.0f} s and try again; "
-            "`hf auth login` raises the limit",
-            "busy",
-            retry_after=wait,
-        )
+        then = f"wait {wait:.0f} s and try again; `hf auth login` raises the limit"
+        return HubError(f"the Hub's rate limit is reached (429): {then}", "busy", "", wait)
     if status >= 500:
         what = f"the Hub has a server error ({status}): try again in a minute"
         return HubError(what, "broken", retry_after=1.0)

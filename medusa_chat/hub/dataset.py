@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from medusa_chat.hub.cache import cache_folder, names_in
-from medusa_chat.hub.client import HubError, ask, constants, is_offline, offline_error
+from medusa_chat.hub.client import HubError, api, ask, is_offline, offline_error
 from medusa_chat.hub.download import disk_errors
 from medusa_chat.hub.repo_files import is_repo_id
 
@@ -19,23 +19,17 @@ def dataset_files(name: str) -> tuple[Path, ...]:
     own, _, file = rest.partition("/")
     repo = f"{owner}/{own}"
     if not own or not is_repo_id(repo):
-        raise HubError(
-            f"there is no file {name[:200]!r}, and it is not the id of a Hub data set: correct it",
-            "missing",
-        )
+        what = f"there is no file {name[:200]!r}, and it is not the id of a Hub data set"
+        raise HubError(f"{what}: correct it", "missing")
     names = [file] if file else chosen_files(_names(repo))
     if not names:
-        kinds = ", ".join(SUFFIXES)
-        raise HubError(
-            f"the data set {repo} has no file in a supported format ({kinds}): choose another",
-            "missing",
-        )
+        what = f"the data set {repo} has no file in a supported format ({', '.join(SUFFIXES)})"
+        raise HubError(f"{what}: choose another", "missing")
     folder = _snapshot(repo, names)
     files = tuple(folder / file for file in names if (folder / file).is_file())
     if not files:
-        raise HubError(
-            f"the data set {repo} has no file {names[0]}: see {repo} on the Hub", "missing"
-        )
+        what = f"the data set {repo} has no file {names[0]}"
+        raise HubError(f"{what}: see {repo} on the Hub", "missing")
     return files
 
 
@@ -53,13 +47,8 @@ def _is_data(name: str) -> bool:
 def _names(repo: str) -> Iterable[str]:
     if is_offline():
         return names_in(_snapshot(repo))
-
-    def call() -> list[str]:
-        from huggingface_hub import HfApi
-
-        return HfApi(endpoint=constants().ENDPOINT).list_repo_files(repo, repo_type="dataset")
-
-    return ask(repo, call)
+    names: list[str] = ask(repo, lambda: api().list_repo_files(repo, repo_type="dataset"))
+    return names
 
 
 def _snapshot(repo: str, names: list[str] | None = None) -> Path:

@@ -15,7 +15,6 @@ LIMIT = 200
 DEADLINE_SECONDS = 6.0  # for all of it; each request has less
 UNSURE = 16  # repos whose index or config is read to be sure
 EXPAND = ["downloads", "likes", "gated", "siblings", "config", "lastModified"]
-KEPT_SEARCHES = 50
 
 
 @dataclass(frozen=True)
@@ -53,20 +52,20 @@ def search(text: str = "") -> list[SearchResult]:
     evidence |= _evidence_inside(unsure[:UNSURE], until)
     results = [_result(infos[name], proof) for name, proof in evidence.items() if proof]
     results.sort(key=lambda result: -result.downloads)
-    _keep(text, results)
+    _keep(" ".join(words), results)
     return results
 
 
 def last_search(text: str = "") -> list[SearchResult]:
     """The result of the last search for `text`, on any day; empty without one. No network."""
     try:
-        return [SearchResult(**row) for row in _kept().get(_key(text), ())]
+        return [SearchResult(**row) for row in _kept().get(" ".join(text.lower().split()), ())]
     except TypeError:  # written by another version
         return []
 
 
 def _names(info: Any) -> list[str]:
-    return [file.rfilename for file in info.siblings or () if repo_files.is_safe(file.rfilename)]
+    return [file.rfilename for file in info.siblings or ()]
 
 
 def _evidence(info: Any) -> str:
@@ -77,7 +76,7 @@ def _evidence(info: Any) -> str:
 def _could_be(info: Any) -> bool:
     """Whether a look into it is worth a request: weights there are, and Medusa in its name."""
     is_named = "medusa" in info.id.lower() or "heads" in info.id.lower()
-    return is_named and not info.gated and bool(repo_files.weight_files(_names(info)))
+    return is_named and not info.gated and bool(repo_files.backbone(_names(info)).weights)
 
 
 def _evidence_inside(infos: list[Any], until: float) -> dict[str, str]:
@@ -94,7 +93,7 @@ def _evidence_inside(infos: list[Any], until: float) -> dict[str, str]:
 def _evidence_of_files(info: Any) -> str:
     names = _names(info)
     proofs = {"config.json": repo_files.says_medusa}
-    if index := repo_files.index_file(names):
+    if index := repo_files.backbone(names).index:
         proofs = {index: repo_files.index_has_heads} | proofs
     for name, is_proof in proofs.items():
         if name in names:
@@ -111,20 +110,13 @@ def _result(info: Any, evidence: str) -> SearchResult:
     return SearchResult(info.id, *counts, bool(info.gated), updated, evidence)
 
 
-def _key(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
 def _kept() -> dict[str, Any]:
     with suppress(OSError):
         return repo_files.parse_json((paths.cache_dir() / "hub_searches.json").read_bytes())
     return {}
 
 
-def _keep(text: str, results: list[SearchResult]) -> None:
-    kept = _kept()
-    kept.pop(_key(text), None)
-    kept[_key(text)] = [asdict(result) for result in results]
-    recent = dict(list(kept.items())[-KEPT_SEARCHES:])
+def _keep(words: str, results: list[SearchResult]) -> None:
+    kept = _kept() | {words: [asdict(result) for result in results]}
     with suppress(OSError):  # a cache that cannot be written only loses the last search
-        paths.write_text(paths.cache_dir() / "hub_searches.json", json.dumps(recent))
+        paths.write_text(paths.cache_dir() / "hub_searches.json", json.dumps(kept))

@@ -18,22 +18,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from medusa_chat import paths
-from medusa_chat.hub.cache import cache_folder, storage
-from medusa_chat.hub.client import (
-    HubError,
-    constants,
-    explaining,
-    file_url,
-    is_offline,
-    offline_error,
-    request_headers,
-)
+from medusa_chat.hub import client
+from medusa_chat.hub.cache import cache_folder, size_of, storage
+from medusa_chat.hub.client import HubError
 from medusa_chat.hub.download_plan import DownloadPlan, RepoPlan
 from medusa_chat.hub.repo import RepoFile
 from medusa_chat.units import gb
@@ -79,8 +72,8 @@ def pull(
     and the next pull resumes there. check: compare what is cached with the Hub's hashes and fetch
     what is damaged again. Raises HubError, before the first byte where it can be known.
     """
-    if is_offline() and plan.left:
-        raise offline_error(plan.id)
+    if client.is_offline() and plan.left:
+        raise client.offline_error(plan.id)
     if plan.refusal is not None:
         raise plan.refusal
     download = Download(plan, stop or threading.Event(), check)
@@ -138,9 +131,9 @@ class Download:
         """Every file of every part, then each part's snapshot."""
         try:
             for part in self.plan.parts:
-                for item in part.files:
+                for file in part.files:
                     self._check_stop()
-                    self._ensure_cached(part, item.file)
+                    self._ensure_cached(part, file)
             for part in self.plan.parts:
                 with disk_errors(part.folder):
                     link_snapshot(part)
@@ -162,111 +155,108 @@ class Download:
 
     def _ensure_cached(self, part: RepoPlan, file: RepoFile) -> None:
         """Make sure that the whole file is in the cache. Raises HubError, Cancelled."""
+        from huggingface_hub.utils import WeakFileLock
+
         self.file, self.note = file.name, ""
         blob = storage(part.id) / "blobs" / file.blob
         copy = part.folder / file.name  # where it is on a system without links
         place = copy if copy.is_file() and not blob.is_file() else blob
         partial = blob.with_name(f"{file.blob}.incomplete")
+        lock = cache_folder() / ".locks" / storage(part.id).name / f"{file.blob}.lock"
         with disk_errors(blob.parent, file):
             if self._is_intact(place, file):
                 return
-            if place.is_file():
+            if (size := size_of(place)) >= 0:
                 self.note = f"{file.name} in the cache was damaged: downloaded again"
-                self.total += file.size if place.stat().st_size == file.size else 0
+                self.total += file.size if size == file.size else 0  # else it is counted
             place.unlink(missing_ok=True)
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(blob, file):
-                if blob.is_file() and blob.stat().st_size == file.size:
+            for folder in (blob.parent, lock.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            with WeakFileLock(lock, timeout=1):  # which huggingface_hub takes too
+                if size_of(blob) == file.size:
                     return  # another process was faster
                 for _ in range(2):
                     if self._fetch(part, file, partial):
                         paths.replace(partial, blob)
                         return
                     self.note = f"{file.name} is damaged: downloading it again"
-        raise HubError(
-            f"{file.name} of {part.id} is damaged (its hash differs from the Hub's): try again "
-            "later, or on another network",
-            "damaged",
-        )
+        what = f"{file.name} of {part.id} is damaged (its hash differs from the Hub's)"
+        raise HubError(f"{what}: try again later, or on another network", "damaged")
 
     def _is_intact(self, place: Path, file: RepoFile) -> bool:
         """Whether a cached file has the right size and, where that is asked, the right hash."""
-        try:
-            if not place.is_file() or place.stat().st_size != file.size:
-                return False
-            if not self.check:
-                return True
-            self.phase = "check"
-            with open(place, "rb") as stream:
-                return self._hash_rest(stream, _hasher(file)) == file.blob
-        except OSError:
-            return False
+        if size_of(place) != file.size or not self.check:
+            return size_of(place) == file.size
+        with suppress(OSError):
+            return self._hash(place, file) == file.blob
+        return False
 
-    def _hash_rest(self, stream: BinaryIO, hasher: Any) -> str:
-        """The hash when the rest of a stream is added. Raises Cancelled."""
-        while chunk := stream.read(CHUNK):
-            self._check_stop()
-            hasher.update(chunk)
+    def _hash(self, place: Path, file: RepoFile) -> str:
+        """SHA-256 of a large file, git's SHA-1 of a small one. Raises Cancelled."""
+        self.phase = "check"
+        hasher: Any = hashlib.sha256()
+        if len(file.blob) != len(hasher.hexdigest()):
+            hasher = hashlib.sha1(b"blob %d\0" % size_of(place), usedforsecurity=False)
+        with open(place, "rb") as stream:
+            while chunk := stream.read(CHUNK):
+                self._check_stop()
+                hasher.update(chunk)
         return str(hasher.hexdigest())
 
     def _fetch(self, part: RepoPlan, file: RepoFile, place: Path) -> bool:
-        """Fetch what is missing of a partial file; whether its hash is right. Deletes a wrong
+        """Append to a partial file what is missing; whether its hash is right. Deletes a wrong
         one."""
-        with open(place, "ab+") as stream:
-            partial = PartialFile(stream, file)
-            if partial.size:
-                self.phase = "check"
-                self.note = f"{file.name}: resuming at {gb(partial.size)}"
-                self._hash_rest(stream, partial.hasher)
+        with open(place, "ab") as stream:
+            if size := stream.tell():
+                self.note = f"{file.name}: resuming at {gb(size)}"
             failures = 0
-            while partial.size < file.size:
-                before = partial.size
+            while stream.tell() < file.size:
+                before = stream.tell()
                 try:
-                    self._stream(part, partial)
+                    self._stream(part, file, stream)
                 except HubError as error:
-                    failures = failures + 1 if partial.size == before else 1
+                    failures = failures + 1 if stream.tell() == before else 1
                     self._wait(error, failures)
-        if partial.hasher.hexdigest() == file.blob:
+        if self._hash(place, file) == file.blob:
             return True
         place.unlink()
         self.total += file.size
         return False
 
-    def _stream(self, part: RepoPlan, partial: "PartialFile") -> None:
+    def _stream(self, part: RepoPlan, file: RepoFile, stream: BinaryIO) -> None:
         """Append one answer of the Hub. Raises HubError, also when it ends too early."""
         from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
 
-        file, start = partial.file, partial.size
-        self.phase = "connect"
-        own = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        silence = float(constants().HF_HUB_DOWNLOAD_TIMEOUT)
-        options = {
-            "headers": request_headers() | own,
-            "timeout": httpx.Timeout(silence, connect=CONNECT_SECONDS),
-            "follow_redirects": True,
-        }
-        url = file_url(part.id, part.sha, file.name)
+        self.phase, start = "connect", stream.tell()
+        url, headers = client.file_url(part.id, part.sha, file.name), client.request_headers()
+        headers |= {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        silence = float(client.constants().HF_HUB_DOWNLOAD_TIMEOUT)
+        timeout = httpx.Timeout(silence, connect=CONNECT_SECONDS)
         try:
-            with explaining(part.id), get_session().stream("GET", url, **options) as response:
+            with (
+                client.explaining(part.id),
+                get_session().stream("GET", url, headers=headers, timeout=timeout) as response,
+            ):
                 self._response = response
                 self._check_stop()
                 hf_raise_for_status(response)
                 answered = response.headers.get("Content-Range", "")
                 if start and not answered.startswith(f"bytes {start}-"):  # a server without ranges
                     self.total += start
-                    partial.clear()
+                    stream.seek(0)
+                    stream.truncate()
                 for chunk in response.iter_bytes():
                     self._check_stop()
-                    partial.append(chunk)
+                    stream.write(chunk)
                     self.phase, self.done = "download", self.done + len(chunk)
-                    if partial.size > file.size:
-                        return  # it is damaged, as its hash tells
+                    if stream.tell() > file.size:
+                        return  # it is damaged, as its hash will tell
         except HubError:
             self._check_stop()  # a read that was woken to end is no failure
             raise
         finally:
             self._response = None
-        if partial.size < file.size:
+        if stream.tell() < file.size:
             raise HubError(f"the connection dropped in {file.name}", "network", retry_after=0.0)
 
     def _wait(self, error: HubError, failures: int) -> None:
@@ -276,10 +266,8 @@ class Download:
         if not can_retry or failures >= TRIES or asked > LONGEST_WAIT:
             if error.kind != "network":
                 raise error
-            raise HubError(
-                f"{self.file}: {error} (what was downloaded is kept: the next try resumes there)",
-                "network",
-            ) from error
+            kept = "what was downloaded is kept: the next try resumes there"
+            raise HubError(f"{self.file}: {error} ({kept})", "network") from error
         wait = max(asked, min(0.5 * 2 ** (failures - 1), 4.0))
         self.phase = "wait"
         self.note = f"{self.file}: {str(error).partition(':')[0]}; again in {wait:.1f} s"
@@ -287,77 +275,33 @@ class Download:
         self._check_stop()
 
 
-class PartialFile:
-    """A file that is not whole yet, and the hash of what it holds."""
-
-    def __init__(self, stream: BinaryIO, file: RepoFile) -> None:
-        self.stream, self.file = stream, file
-        self.size, self.hasher = stream.seek(0, os.SEEK_END), _hasher(file)
-        if self.size > file.size:
-            self.clear()
-        stream.seek(0)
-
-    def append(self, chunk: bytes) -> None:
-        self.stream.write(chunk)
-        self.hasher.update(chunk)
-        self.size += len(chunk)
-
-    def clear(self) -> None:
-        self.stream.seek(0)
-        self.stream.truncate(0)
-        self.size, self.hasher = 0, _hasher(self.file)
-
-
-def _hasher(file: RepoFile) -> Any:
-    """SHA-256 of the content for a large file, git's SHA-1 for a small one."""
-    if len(file.blob) == 64:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-
-
-@contextmanager
-def _locked(blob: Path, file: RepoFile) -> Iterator[None]:
-    """Hold the lock that huggingface_hub takes too. Raises HubError when another has it."""
-    from filelock import Timeout
-    from huggingface_hub.utils import WeakFileLock
-
-    folder = cache_folder() / ".locks" / blob.parent.parent.name
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(WeakFileLock(folder / f"{file.blob}.lock", timeout=1))
-        except Timeout as error:
-            what = f"{file.name} is already being downloaded: wait until it is done"
-            raise HubError(what, "busy") from error
-        yield
-
-
 @contextmanager
 def disk_errors(folder: Path, file: RepoFile | None = None) -> Iterator[None]:
-    """Turn a disk that is full or closed into one line; what has arrived of `file` is kept."""
+    """Turn a disk that is full or closed, and a file that is locked, into a HubError; what has
+    arrived of `file` is kept."""
+    from filelock import Timeout
+
     try:
         yield
     except OSError as error:
+        if file and isinstance(error, Timeout):
+            what = f"{file.name} is already being downloaded: wait until it is done"
+            raise HubError(what, "busy") from error
         if file and error.errno in DISK_FULL:
-            raise HubError(
-                f"the disk of {cache_folder()} is full in the middle of {file.name}: free "
-                f"{gb(file.size)} (medusa-chat models rm), then pull again: what has arrived is "
-                "kept",
-                "disk",
-            ) from error
-        raise HubError(
-            f"{folder} cannot be written ({error.strerror or error}): check its owner, or set "
-            "HF_HOME to a folder of yours",
-            "disk",
-        ) from error
+            what = f"the disk of {cache_folder()} is full in the middle of {file.name}"
+            then = f"free {gb(file.size)} (medusa-chat models rm), then pull again"
+            raise HubError(f"{what}: {then}: what has arrived is kept", "disk") from error
+        what = f"{folder} cannot be written ({error.strerror or error})"
+        then = "check its owner, or set HF_HOME to a folder of yours"
+        raise HubError(f"{what}: {then}", "disk") from error
 
 
 def link_snapshot(part: RepoPlan) -> None:
     """Link the files into the snapshot, the weights last, then say which commit the revision is."""
     homes: dict[str, Path] = {}  # where a blob is, on a system without links
-    for item in sorted(part.files, key=lambda item: item.file.size):
-        blob, place = storage(part.id) / "blobs" / item.file.blob, part.folder / item.file.name
-        home = homes.setdefault(item.file.blob, place)
+    for file in sorted(part.files, key=lambda file: file.size):
+        blob, place = storage(part.id) / "blobs" / file.blob, part.folder / file.name
+        home = homes.setdefault(file.blob, place)
         if place.exists():
             continue
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from medusa_chat.gguf_files import choose_file, is_gguf, parts_of, split_name
 from medusa_chat.hub import repo_files
-from medusa_chat.hub.cache import MAX_JSON, cache_folder, snapshot_folder, storage
+from medusa_chat.hub.cache import MAX_JSON, cache_folder, size_of, snapshot_folder, storage
 from medusa_chat.hub.catalog import model_preset
 from medusa_chat.hub.client import HubError
 from medusa_chat.hub.repo import Repo, RepoFile, access_refusal, read, repo_info
@@ -21,27 +21,20 @@ from medusa_chat.units import gb
 
 
 @dataclass(frozen=True)
-class FilePlan:
-    """A file that is needed. left: bytes still to fetch; 0 when it is in the cache."""
-
-    file: RepoFile
-    left: int
-
-
-@dataclass(frozen=True)
 class RepoPlan:
     """What is needed of one repo. role: "model" (a whole one), "heads" or "backbone".
 
-    refusal: why this user cannot have its files yet, None when nothing stands in the way. config:
-    its config with that of a LoRA adapter; {} when there is none that may be read. named: the GGUF
-    file that was asked for; note: which one was chosen where none was, and why.
+    left: bytes to fetch, without what is in the cache. refusal: why this user cannot have its files
+    yet. config: its config with that of a LoRA adapter; {} where it may not be read. named: the
+    GGUF file that was asked for; note: which one was chosen where none was, and why.
     """
 
     id: str
     revision: str
     sha: str
     role: str
-    files: tuple[FilePlan, ...]
+    files: tuple[RepoFile, ...]
+    left: int
     gated: bool = False
     refusal: HubError | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -55,11 +48,7 @@ class RepoPlan:
 
     @property
     def total(self) -> int:
-        return sum(item.file.size for item in self.files)
-
-    @property
-    def left(self) -> int:
-        return sum(item.left for item in self.files)
+        return sum(file.size for file in self.files)
 
     @property
     def folder(self) -> Path:
@@ -104,11 +93,9 @@ class DownloadPlan:
                 return part.refusal
         if self.left <= (free := _free_bytes()):
             return None
-        return HubError(
-            f"{self.id} needs {gb(self.left)} more and the disk of {cache_folder()} has "
-            f"{gb(free)}: free some, remove a model with medusa-chat models rm, or set HF_HOME",
-            "disk",
-        )
+        disk = f"the disk of {cache_folder()} has {gb(free)}"
+        then = "free some, remove a model with medusa-chat models rm, or set HF_HOME"
+        return HubError(f"{self.id} needs {gb(self.left)} more and {disk}: {then}", "disk")
 
 
 def plan(repo: str, revision: str | None = None, backbone: str | None = None) -> DownloadPlan:
@@ -126,10 +113,8 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     own = plan_repo(repo, revision)
     if own.role == "model":
         if backbone:
-            raise HubError(
-                f"{repo} holds its own backbone, trained together with its heads: omit --backbone",
-                "refused",
-            )
+            why = "trained together with its heads"
+            raise HubError(f"{repo} holds its own backbone, {why}: omit --backbone", "refused")
         return DownloadPlan(repo, (own,))
     base = backbone or (preset and preset.base) or _base_in(own.config, repo)
     if base is None:
@@ -164,12 +149,14 @@ def plan_repo(repo: str, revision: str | None = None, role: str | None = None) -
         config, index = ({}, None) if refusal else _settings(at)
         role = role or _role(at, None if refusal else config)
         needed = _needed(at, role, index)
+    files = tuple(file for file in at.files if file.name in needed)
     return RepoPlan(
         id=at.id,
         revision=at.revision,
         sha=at.sha,
         role=role,
-        files=_files(at, needed),
+        files=files,
+        left=sum(_left(at, file) for file in {file.blob: file for file in files}.values()),
         gated=at.gated,
         refusal=refusal,
         config=config,
@@ -204,7 +191,7 @@ def _is_gguf_repo(repo: Repo, role: str | None) -> bool:
     """Whether a GGUF file is all that there is: weights in safetensors come before it, and heads
     that name their own base."""
     has_heads = role is None and bool(repo_files.heads_files(repo.sizes))
-    if has_heads or repo_files.weight_files(repo.sizes):
+    if has_heads or repo_files.backbone(repo.sizes).weights:
         return False
     return choose_file(repo.sizes)[0] is not None
 
@@ -223,10 +210,9 @@ def _gguf_parts(repo: Repo, named: str | None) -> tuple[set[str], str]:
 def _settings(repo: Repo) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The config, with that of a LoRA adapter, and the index of the weights, None without one."""
     config: dict[str, Any] = {}
-    own = repo_files.config_file(repo.sizes)
+    _, index, own, _ = repo_files.backbone(repo.sizes)
     for name in dict.fromkeys(("adapter_config.json", "config.json", own)):
         config |= _json(repo, name)
-    index = repo_files.index_file(repo.sizes)
     return config, _json(repo, index) if index else None
 
 
@@ -236,31 +222,27 @@ def _role(repo: Repo, config: Mapping[str, Any] | None) -> str:
         is_model = not repo_files.heads_files(repo.sizes)
     else:  # heads are published under a model's file names too
         is_model = isinstance(kind := config.get("model_type"), str) and kind != "medusa"
-    return "model" if is_model and repo_files.weight_files(repo.sizes) else "heads"
+    return "model" if is_model and repo_files.backbone(repo.sizes).weights else "heads"
 
 
 def _needed(repo: Repo, role: str, index: Mapping[str, Any] | None) -> set[str]:
     """The names of the files to have. Raises HubError where weights or heads are missing."""
-    weights = repo_files.weight_files(repo.sizes, index)
+    weights, _, _, beside = repo_files.backbone(repo.sizes, index)
     heads = repo_files.heads_files(repo.sizes)
     needed: set[str] = set()
     if role != "heads":
-        needed |= set(repo_files.backbone_files(repo.sizes, index))
+        needed |= {*weights, *beside}
     if role != "backbone":
         needed |= set(repo_files.files_of_heads(repo.sizes))
     if role == "heads" and not heads:
         needed |= set(weights)
     if missing := sorted(needed - set(repo.sizes)):
-        raise HubError(
-            f"{repo.id} lacks {missing[0]}, which its index names: ask its owner to add it",
-            "broken",
-        )
+        what = f"{repo.id} lacks {missing[0]}, which its index names"
+        raise HubError(f"{what}: ask its owner to add it", "broken")
     if not weights and not (role == "heads" and heads):
-        raise HubError(
-            f"{repo.id} holds neither Medusa heads nor weights in safetensors, .bin or GGUF: "
-            "choose another repo (see medusa-chat models search)",
-            "refused",
-        )
+        what = f"{repo.id} holds neither Medusa heads nor weights in safetensors, .bin or GGUF"
+        then = "choose another repo (see medusa-chat models search)"
+        raise HubError(f"{what}: {then}", "refused")
     return needed
 
 
@@ -270,31 +252,10 @@ def _json(repo: Repo, name: str) -> dict[str, Any]:
     return parse_json(read(repo, name, 0, size)) if size <= MAX_JSON else {}
 
 
-def _files(repo: Repo, names: set[str]) -> tuple[FilePlan, ...]:
-    """These files with the bytes left of each; files of one content are fetched once."""
-    items: list[FilePlan] = []
-    blobs: set[str] = set()
-    for file in repo.files:
-        if file.name in names:
-            left = 0 if file.blob in blobs else _left(repo, file)
-            items.append(FilePlan(file, left))
-            blobs.add(file.blob)
-    return tuple(items)
-
-
 def _left(repo: Repo, file: RepoFile) -> int:
     """Bytes to fetch: nothing for a file of the right size, the rest for one that was begun."""
     blob = storage(repo.id) / "blobs" / file.blob
-    places = (blob, snapshot_folder(repo.id, repo.sha) / file.name)
-    if file.size in map(_size, places):
+    if file.size in (size_of(blob), size_of(snapshot_folder(repo.id, repo.sha) / file.name)):
         return 0
-    begun = _size(blob.with_name(f"{file.blob}.incomplete"))
+    begun = size_of(blob.with_name(f"{file.blob}.incomplete"))
     return file.size - begun if 0 < begun <= file.size else file.size
-
-
-def _size(place: Path) -> int:
-    """Bytes of a file; -1 where there is none."""
-    try:
-        return place.stat().st_size if place.is_file() else -1
-    except OSError:
-        return -1

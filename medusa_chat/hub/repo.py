@@ -11,19 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.gguf_files import parts_of, split_name
+from medusa_chat.hub import client
 from medusa_chat.hub.cache import cached_ids
 from medusa_chat.hub.catalog import model_presets
-from medusa_chat.hub.client import (
-    HubError,
-    answer_seconds,
-    ask,
-    constants,
-    file_url,
-    get,
-    is_offline,
-    list_models,
-    offline_error,
-)
+from medusa_chat.hub.client import HubError, ask, get
 from medusa_chat.hub.repo_files import COMMIT, is_repo_id, is_safe
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -61,16 +52,12 @@ def repo_info(repo: str, revision: str | None = None) -> Repo:
     """Ask the Hub about a repo, in one request. Raises HubError, with near names for a typo."""
     if not is_repo_id(repo):
         raise HubError(f"{repo[:100]!r} is not a valid Hub id: give owner/name", "missing")
-    if is_offline():
-        raise offline_error(repo)
+    if client.is_offline():
+        raise client.offline_error(repo)
+    api, timeout = client.api(), client.answer_seconds()
 
     def call() -> Any:
-        from huggingface_hub import HfApi
-
-        api = HfApi(endpoint=constants().ENDPOINT, library_name="medusa-chat")
-        return api.model_info(
-            repo, revision=revision, files_metadata=True, timeout=answer_seconds()
-        )
+        return api.model_info(repo, revision=revision, files_metadata=True, timeout=timeout)
 
     try:
         return _checked(repo, revision or "main", ask(repo, call))
@@ -86,7 +73,7 @@ def access_refusal(repo: Repo) -> HubError | None:
     if not repo.gated:
         return None
     try:
-        ask(repo.id, lambda: get(f"{constants().ENDPOINT}/api/models/{repo.id}/auth-check"))
+        ask(repo.id, lambda: get(f"{client.api().endpoint}/api/models/{repo.id}/auth-check"))
     except HubError as error:
         if error.kind in ("gated", "refused", "missing"):
             return error
@@ -98,15 +85,14 @@ def read(repo: Repo, name: str, start: int, stop: int) -> bytes:
     """Bytes `start` to `stop` of a file, by a ranged request. Raises HubError."""
     if stop <= start:
         return b""
-    url, wanted = file_url(repo.id, repo.sha, name), f"bytes={start}-{stop - 1}"
+    url, wanted = client.file_url(repo.id, repo.sha, name), f"bytes={start}-{stop - 1}"
     answer = ask(repo.id, lambda: get(url, byte_range=wanted))
     data = bytes(answer.content)
     if answer.status_code == 200:  # a server that knows no ranges
         data = data[start:stop]
     if len(data) != stop - start:
-        raise HubError(
-            f"the Hub sent {len(data)} of {stop - start} bytes of {name}: try again", "network"
-        )
+        what = f"the Hub sent {len(data)} of {stop - start} bytes of {name}"
+        raise HubError(f"{what}: try again", "network")
     return data
 
 
@@ -117,7 +103,7 @@ class HubSource:
     def __init__(self, repo: str, revision: str | None = None) -> None:
         repo, named = split_name(repo)
         self.repo = repo_info(repo, revision)
-        self.name, self.sha, self.gated = repo, self.repo.sha, self.repo.gated
+        self.name = repo
         self._sizes = self.repo.sizes
         if named is not None:
             if named not in self._sizes:
@@ -137,9 +123,8 @@ class HubSource:
         size = self._sizes[file]
         length = max(0, min(length, size - start))
         if length > MAX_READ:
-            raise HubError(
-                f"{length} bytes of {file}: only headers can be read without a download", "refused"
-            )
+            what = f"{length} bytes of {file}: only headers can be read without a download"
+            raise HubError(what, "refused")
         pieces = self._pieces.get(file, ())
         for at, piece in pieces:
             if at <= start and start + length <= at + len(piece):
@@ -156,9 +141,8 @@ def _checked(repo: str, revision: str, info: Any) -> Repo:
         if not COMMIT.fullmatch(info.sha or ""):
             raise ValueError("commit")
     except (ValueError, TypeError, AttributeError) as error:
-        raise HubError(
-            f"the Hub's description of {repo} cannot be read ({error}): try again later", "broken"
-        ) from error
+        what = f"the Hub's description of {repo} cannot be read ({error})"
+        raise HubError(f"{what}: try again later", "broken") from error
     return Repo(repo, revision, info.sha, files, bool(info.gated))
 
 
@@ -179,7 +163,7 @@ def _near_names(repo: str) -> list[str]:
     owner, _, name = repo.rpartition("/")
     for params in ({"author": owner, "limit": 100}, {"search": name[:20], "limit": 50}):
         try:
-            ids += [info.id for info in list_models(repo, timeout=2, **params)]
+            ids += [info.id for info in client.list_models(repo, timeout=2, **params)]
         except HubError:
             break  # a guess is worth no further trouble
     known = {one.lower(): one for one in ids if one != repo}

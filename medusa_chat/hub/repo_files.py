@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 HEADS = re.compile(r"medusa_lm_head[\w.-]*\.(safetensors|pt|bin)")
 ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
@@ -47,34 +47,35 @@ def heads_files(names: Iterable[str]) -> tuple[str, ...]:
     return _one_format(names, HEADS)
 
 
-def weight_files(names: Iterable[str], index: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """A backbone's weights with their index, of one format: safetensors before .bin.
+class Backbone(NamedTuple):
+    """The names of the files that a backbone is read from.
 
-    index: the content of index_file(names), where there is one; it decides which shards belong.
-    Empty where the repo holds no weights that can be used.
+    weights: of one format, with their index; empty where there are none that can be used. index:
+    None where one file holds all; config: need not be there; beside: tokenizer and settings.
     """
-    folder, inside = _backbone(names)
-    return tuple(folder + name for name in _weights(inside, index))
+
+    weights: tuple[str, ...]
+    index: str | None
+    config: str
+    beside: tuple[str, ...]
 
 
-def config_file(names: Iterable[str]) -> str:
-    """The config.json that belongs to weight_files; it need not be among the names."""
-    return f"{_backbone(names)[0]}config.json"
+def backbone(names: Iterable[str], index: Mapping[str, Any] | None = None) -> Backbone:
+    """The backbone at the root of a repo, else in the only folder below that has weights.
 
-
-def index_file(names: Iterable[str]) -> str | None:
-    """The index that weight_files would go by; None where one file holds all."""
-    folder, inside = _backbone(names)
-    order = (name for single in WEIGHTS for name in (single, f"{single}.index.json"))
-    first = next((name for name in order if name in inside), "")
-    return folder + first if first.endswith(".json") else None
-
-
-def backbone_files(names: Iterable[str], index: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Everything a backbone is read from: weights, config, tokenizer, generation config."""
-    folder, inside = _backbone(names)
-    beside = sorted(folder + name for name in inside if BESIDE.fullmatch(name))
-    return (*weight_files(names, index), *beside)
+    index: the content of Backbone.index, where there is one; it decides which shards belong.
+    """
+    folders: dict[str, set[str]] = {"": set()}
+    for name in names:
+        folder, slash, rest = name.rpartition("/")
+        folders.setdefault(folder + slash, set()).add(rest)
+    filled = [folder for folder, inside in folders.items() if _weights(inside)]
+    chosen = filled[0] if len(filled) == 1 else ""
+    weights = tuple(chosen + name for name in _weights(folders[chosen], index))
+    beside = sorted(chosen + name for name in folders[chosen] if BESIDE.fullmatch(name))
+    last = weights[-1] if weights else ""
+    index_name = last if last.endswith(".index.json") else None
+    return Backbone(weights, index_name, f"{chosen}config.json", tuple(beside))
 
 
 def files_of_heads(names: Iterable[str]) -> tuple[str, ...]:
@@ -118,20 +119,6 @@ def parse_json(text: bytes) -> dict[str, Any]:
 def _weight_map(index: object) -> Mapping[str, Any]:
     table = index.get("weight_map") if isinstance(index, Mapping) else None
     return table if isinstance(table, Mapping) else {}
-
-
-def _backbone(names: Iterable[str]) -> tuple[str, set[str]]:
-    """The folder that holds a backbone ("" for the root, else "base/") and the names in it.
-
-    The root where it has weights, else the only folder below that has some.
-    """
-    folders: dict[str, set[str]] = {"": set()}
-    for name in names:
-        folder, slash, rest = name.rpartition("/")
-        folders.setdefault(folder + slash, set()).add(rest)
-    filled = [folder for folder, inside in folders.items() if _weights(inside)]
-    chosen = filled[0] if len(filled) == 1 and "" not in filled else ""
-    return chosen, folders[chosen]
 
 
 def _weights(names: set[str], index: object = None) -> tuple[str, ...]:

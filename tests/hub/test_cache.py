@@ -20,6 +20,7 @@ from support.hub_files import (
 from support.hub_server import Fault, Hub, HubRepo, commit
 
 from medusa_chat import hub
+from medusa_chat.checkpoints.places import place_of
 
 
 def test_cached_tells_sizes_and_rm_frees_them(server: Hub) -> None:
@@ -72,7 +73,7 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     plan = hub.plan(BASE)
     fetch(plan)
     before = server.sent
-    names = [item.file.name for item in plan.parts[0].files]
+    names = [item.name for item in plan.parts[0].files]
     theirs = snapshot_download(
         BASE, endpoint=server.url, cache_dir=hub.cache.cache_folder(), allow_patterns=names
     )
@@ -94,7 +95,7 @@ def test_files_of_one_content_are_all_there_on_a_system_without_links(
     server.repos[BASE].files["special_tokens_map.json"] = b"{}"  # as the generation config
     plan = hub.plan(BASE)
     fetch(plan)
-    names = {item.file.name for item in plan.parts[0].files}
+    names = {item.name for item in plan.parts[0].files}
     assert names == {file.name for file in plan.parts[0].folder.iterdir()}
     assert not blobs(BASE) and hub.plan(BASE).left == 0
 
@@ -117,7 +118,7 @@ def test_a_disk_that_is_full_while_a_file_is_copied_leaves_no_half_file(
     plan = hub.plan(BASE)
     fetch(plan)
     for item in plan.parts[0].files:
-        assert (plan.parts[0].folder / item.file.name).stat().st_size == item.file.size
+        assert (plan.parts[0].folder / item.name).stat().st_size == item.size
 
 
 def test_what_is_cached_is_found_and_nobody_is_asked(server: Hub) -> None:
@@ -148,7 +149,7 @@ def test_a_lora_adapter_belongs_to_the_heads_and_names_their_base(server: Hub) -
     server.repos["x/medusa-lora"] = HubRepo(files)
     plan = hub.plan("x/medusa-lora")
     assert plan.base == BASE
-    assert {f.file.name for f in plan.parts[0].files} == set(files) - {"adapter_model.bin"}
+    assert {f.name for f in plan.parts[0].files} == set(files) - {"adapter_model.bin"}
 
 
 def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
@@ -162,7 +163,7 @@ def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
     }
     server.repos["x/medusa-folders"] = HubRepo(files)
     plan = hub.plan("x/medusa-folders")
-    names = {f.file.name for part in plan.parts for f in part.files}
+    names = {f.name for part in plan.parts for f in part.files}
     assert names >= set(files) - {"head/training_args.bin"} - {"base/config.json"}
     assert "head/training_args.bin" not in names
 
@@ -184,6 +185,7 @@ def test_a_snapshot_that_no_branch_names_is_whole_when_its_files_are(server: Hub
     folder = hub.cache.storage(BASE) / "snapshots" / sha
     assert hub.find(BASE) == hub.resolve(BASE) == folder
     assert [(model.id, model.whole) for model in hub.cached()] == [(BASE, True)]
+    assert place_of(str(hub.cache.storage(BASE))) == place_of(BASE) == folder
     (folder / "model-00001-of-00002.safetensors").unlink()
     assert hub.find(BASE) is None and not hub.cached()[0].whole
 

@@ -64,7 +64,7 @@ def test_a_file_that_another_process_downloads_is_left_to_it(server: Hub) -> Non
     from filelock import FileLock
 
     plan = hub.plan(WHOLE)
-    file = plan.parts[0].files[-1].file
+    file = plan.parts[0].files[-1]
     folder = hub.cache.cache_folder() / ".locks" / hub.cache.storage(WHOLE).name
     folder.mkdir(parents=True)
     with FileLock(folder / f"{file.blob}.lock"):

@@ -223,8 +223,8 @@ def test_content_that_arrives_wrong_once_is_fetched_once_more(server: Hub) -> No
     plan = hub.plan(BASE)
     fetch(plan)
     for item in plan.parts[0].files:
-        content = (plan.parts[0].folder / item.file.name).read_bytes()
-        assert content == server.repos[BASE].files[item.file.name]
+        content = (plan.parts[0].folder / item.name).read_bytes()
+        assert content == server.repos[BASE].files[item.name]
 
 
 @pytest.mark.parametrize("damage", ["flip", "empty", "short"])
@@ -251,7 +251,7 @@ def test_a_damaged_file_in_the_cache_is_found_and_fetched_again(
 
 def test_a_begun_file_that_is_wrong_is_noticed(server: Hub) -> None:
     name, plan = big(server)
-    (file,) = [f.file for f in plan.parts[0].files if f.file.name == name]
+    (file,) = [f for f in plan.parts[0].files if f.name == name]
     begun = hub.cache.storage(BASE) / "blobs" / f"{file.blob}.incomplete"
     begun.parent.mkdir(parents=True)
     begun.write_bytes(b"x" * MB)
