@@ -56,8 +56,7 @@ def require_decodable(needs: hub.DownloadPlan) -> None:
 
 
 def _backbone_plan(repo: str) -> hub.DownloadPlan:
-    part, _ = hub.plan_repo(repo, role="backbone")
-    return hub.DownloadPlan(repo, (part,), None, hub.free_bytes())
+    return hub.DownloadPlan(repo, (hub.plan_repo(repo, role="backbone"),))
 
 
 def _pulled(plan: hub.DownloadPlan) -> Iterator[News]:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from medusa_chat import __version__, paths
 from medusa_chat.errors import ModelError
-from medusa_chat.hub.repo_files import is_repo_id
+from medusa_chat.hub import is_repo_id
 
 ABOUT = "about.json"
 KINDS = ("quantised", "gguf", "converted")

@@ -45,17 +45,14 @@ def folder_or_repo(name: str) -> Path | str:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """The snapshot of main where a folder is a repo in the Hub's cache, else its newest; None
-    where it is none."""
+    """The snapshot of main, else the newest whole one, where a folder is a repo in the Hub's cache;
+    None where it is not."""
     if not folder.name.startswith("models--"):
         return None
-    ref, snapshots = folder / "refs" / "main", folder / "snapshots"
-    if ref.is_file():
-        main = snapshots / Path(ref.read_text("utf-8", "replace").strip()[:100]).name
-        if is_folder(main):
-            return main
-    found = [place for place in snapshots.glob("*") if is_folder(place)]
-    return max(found, key=lambda place: place.stat().st_mtime, default=None)
+    ref = folder / "refs" / "main"
+    commit = ref.read_text("utf-8", "replace").strip()[:100] if ref.is_file() else ""
+    main = folder / "snapshots" / Path(commit).name
+    return main if commit and is_folder(main) else hub.newest_snapshot(folder)
 
 
 def shipped_folder(name: str) -> Path | None:

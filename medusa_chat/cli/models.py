@@ -28,8 +28,8 @@ from medusa_chat.gguf_files import first_part
 from medusa_chat.hub import (
     CachedModel,
     DownloadPlan,
-    Found,
     HubError,
+    SearchResult,
     cached,
     last_search,
     plan,
@@ -195,7 +195,7 @@ def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]
         yield f"{mark} {size:>9}  {preset.id}  {'; '.join(parts)}"
 
 
-def found_lines(found: list[Found]) -> Iterator[str]:
+def found_lines(found: list[SearchResult]) -> Iterator[str]:
     for repo in found:
         gated = ", gated" if repo.gated else ""
         yield f"{repo.downloads:>9} downloads  {repo.id}  ({repo.evidence}{gated})"

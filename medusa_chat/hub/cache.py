@@ -1,25 +1,25 @@
-"""The Hub repos on this disk: found without the network, and listed.
+"""The Hub repos on this disk: found without the network, listed, removed.
 
 The folders are huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
-refs/<revision> naming a commit, which a pull writes last. Version 2.4 of it removes revisions for
-us; its scan_cache_dir leaves out repos with a broken link or half a download, just those a user
-wants to see and remove, and its snapshot_download(local_files_only=True) does not look for weights.
+refs/<revision> naming a commit. Its scan_cache_dir (2.4) removes for us, but does not list a repo
+with a broken link or without a snapshot, the very ones a user wants to see; and its
+snapshot_download(local_files_only=True) does not look whether the weights are there.
 """
 
-import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from medusa_chat.gguf_files import parts_of, split_name, whole_files
 from medusa_chat.hub import repo_files
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.environment import constants
-from medusa_chat.hub.errors import HubError, offline_error
-from medusa_chat.hub.repo_files import COMMIT, is_repo_id
+from medusa_chat.hub.client import HubError, constants, offline_error
+from medusa_chat.hub.repo_files import COMMIT, is_repo_id, parse_json
 
 MAX_JSON = 16_000_000
 
@@ -29,7 +29,7 @@ class CachedModel:
     """A repo on this disk. bytes: what removing it frees, leftovers of broken downloads included.
 
     whole: whether a model or heads can be loaded from it without the network; leftover_bytes: of
-    downloads that did not end; folder: the files of its newest commit, None when there is none.
+    downloads that did not end; folder: its whole snapshot, None when there is none.
     """
 
     id: str
@@ -52,28 +52,28 @@ def storage(repo: str) -> Path:
     return cache_folder() / "--".join(("models", *repo.split("/")))
 
 
-def folder_of(repo: str, sha: str) -> Path:
+def snapshot_folder(repo: str, sha: str) -> Path:
     """The files of one commit; it need not exist."""
     return storage(repo) / "snapshots" / sha
 
 
 def find(repo: str, revision: str | None = None) -> Path | None:
-    """The folder of a repo that is whole in the cache; None where it is not. No network.
+    """The snapshot of a repo that is whole in the cache; None where there is none. No network.
 
-    revision: a branch, a tag, refs/pr/N or a commit; None for main, and for whatever there is
-    where main is not whole.
+    revision: a branch, a tag, refs/pr/N or a commit; None for main, else the newest whole snapshot,
+    whether or not a branch or tag still names it.
     """
     if revision is None:
-        return find(repo, "main") or _any_snapshot(repo)
-    sha = _commit(storage(repo), revision)
-    folder = folder_of(repo, sha) if sha else None
+        return find(repo, "main") or newest_snapshot(storage(repo))
+    sha = _commit(repo, revision)
+    folder = snapshot_folder(repo, sha) if sha else None
     return folder if folder and is_whole(folder) else None
 
 
 def cached_folder(repo: str) -> Path | None:
-    """The folder of a repo that is whole in the cache, or that has the GGUF file which is named
-    with it, None where it is not: the revision that its preset names, then any. It is used as it
-    is: `pull` brings what is newer. No network."""
+    """The snapshot of a repo that is whole in the cache and has the GGUF file that is named with
+    it; None where it has not. The revision that its preset names comes first, then any; it is used
+    as it is: `pull` brings what is newer. No network."""
     repo, file = split_name(repo)
     preset = model_preset(repo)
     folder = find(repo, preset.revision if preset else None) or find(repo)
@@ -83,28 +83,25 @@ def cached_folder(repo: str) -> Path | None:
 
 def resolve(repo: str) -> Path:
     """The folder of `cached_folder`. Raises HubError where the repo is not in the cache."""
-    found = cached_folder(repo)
-    if found is None and not storage(split_name(repo)[0]).is_dir():
+    folder = cached_folder(repo)
+    if folder is None and not storage(split_name(repo)[0]).is_dir():
         raise offline_error(repo)
-    if found is None:
-        raise HubError(
-            f"the Hub repo {repo} is only partly in the cache and the network is off: omit "
-            f"--offline, or run medusa-chat models pull {repo}",
-            "offline",
-        )
-    return found
+    if folder is None:
+        what = f"the Hub repo {repo} is only partly in the cache and the network is off"
+        then = f"omit --offline, or run medusa-chat models pull {repo}"
+        raise HubError(f"{what}: {then}", "offline")
+    return folder
 
 
 def is_whole(folder: Path) -> bool:
     """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
-    names = names_in(folder)
-    index = repo_files.index_file(names)
-    content = read_json(folder / index) if index else {}
-    if not repo_files.shards_of(content) <= names:
-        return False
-    weights = repo_files.weight_files(names, content)
-    is_model = bool(weights) and repo_files.config_file(names) in names
-    return is_model or bool(repo_files.heads_files(names)) or bool(whole_files(names))
+    return _contents(folder)[0]
+
+
+def newest_snapshot(repo_folder: Path) -> Path | None:
+    """The newest whole snapshot in a repo's folder of the cache."""
+    folders = filter(is_whole, (repo_folder / "snapshots").glob("*"))
+    return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def cached_ids() -> tuple[str, ...]:
@@ -119,70 +116,102 @@ def cached() -> tuple[CachedModel, ...]:
     return tuple(_described(repo) for repo in cached_ids())
 
 
+def remove(repo: str) -> int:
+    """Delete a repo from the cache, leftovers included, or one GGUF file of several in it; the
+    bytes freed. Raises HubError."""
+    repo, file = split_name(repo)
+    folder = storage(repo)
+    if not is_repo_id(repo) or not folder.is_dir():
+        known = [name for name in cached_ids() if name.lower() == repo.lower()]
+        hint = f"; did you mean {known[0]}?" if known else ": see medusa-chat models list"
+        raise HubError(f"{repo} is not in the cache{hint}", "missing")
+    snapshot = find(repo)
+    names = names_in(snapshot) if snapshot else set()
+    if file is not None and file not in names:
+        raise HubError(f"{repo}/{file} is not in the cache: see medusa-chat models list", "missing")
+    before = bytes_in(cache_folder())
+    try:
+        if file is not None and names != set(parts_of(file)):
+            _delete(repo, parts_of(file))
+        else:
+            _delete(repo)
+            if folder.is_dir():  # huggingface_hub leaves what is broken
+                shutil.rmtree(folder)
+            shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
+    except OSError as error:
+        why = f"{repo} cannot be removed from {folder} ({error.strerror})"
+        raise HubError(f"{why}: check its owner", "disk") from error
+    return before - bytes_in(cache_folder())
+
+
+def _delete(repo: str, files: tuple[str, ...] = ()) -> None:
+    """By huggingface_hub, which knows the blobs that are shared: these files of a repo, else all
+    its revisions."""
+    from huggingface_hub import scan_cache_dir
+
+    report = scan_cache_dir(cache_folder())
+    own = [one for one in report.repos if (one.repo_type, one.repo_id) == ("model", repo)]
+    report = replace(report, repos=frozenset(own))  # a commit can be in a renamed repo as well
+    revisions = [revision for one in own for revision in one.revisions]
+    if not files:
+        return report.delete_revisions(*(one.commit_hash for one in revisions)).execute()
+    if not own:
+        then = f"remove all of it (medusa-chat models rm {repo}), then pull again"
+        raise HubError(f"the cache of {repo} has a broken link: {then}", "damaged")
+    chosen = [
+        file
+        for revision in revisions
+        for file in revision.files
+        if file.file_path.relative_to(revision.snapshot_path).as_posix() in files
+    ]
+    return report.delete_files(*chosen).execute()
+
+
 def _described(repo: str) -> CachedModel:
     folder = storage(repo)
-    revision = "main" if _commit(folder, "main") else next(iter(_refs(folder)), None)
-    snapshot = find(repo, revision) or find(repo)
-    revision = revision or (snapshot.name if snapshot else None)
-    blobs = {file.name: facts for file, facts in _files(folder / "blobs")}
-    leftovers = [facts.st_size for name, facts in blobs.items() if name.endswith(".incomplete")]
+    refs, snapshot = sorted(names_in(folder / "refs")), find(repo)
+    blobs = list(_files(folder / "blobs"))
+    leftovers = (facts.st_size for file, facts in blobs if file.name.endswith(".incomplete"))
     return CachedModel(
         id=repo,
         bytes=bytes_in(folder),
         leftover_bytes=sum(leftovers),
         whole=snapshot is not None,
-        has_heads=snapshot is not None and _has_heads(snapshot),
-        revision=revision,
+        has_heads=snapshot is not None and _contents(snapshot)[1],
+        revision="main" if "main" in refs else next(iter(refs), snapshot and snapshot.name),
         folder=snapshot,
-        last_used=max((facts.st_atime for facts in blobs.values()), default=0.0),
+        last_used=max((facts.st_atime for _, facts in blobs), default=0.0),
     )
 
 
-def _has_heads(folder: Path) -> bool:
+def _contents(folder: Path) -> tuple[bool, bool]:
+    """Whether a snapshot is whole, and whether it holds Medusa heads."""
     names = names_in(folder)
-    index = repo_files.index_file(names)
-    return (
-        bool(repo_files.heads_files(names))
-        or repo_files.says_medusa(read_json(folder / repo_files.config_file(names)))
-        or bool(index and repo_files.index_has_heads(read_json(folder / index)))
-    )
+    _, index, config, _ = repo_files.backbone(names)
+    table, settings = _read_json(folder, index), _read_json(folder, config)
+    is_model = bool(repo_files.backbone(names, table).weights) and config in names
+    has_heads = bool(repo_files.heads_files(names))
+    can_load = is_model or has_heads or bool(whole_files(names))
+    has_heads |= repo_files.says_medusa(settings) or repo_files.index_has_heads(table)
+    return can_load and repo_files.shards_of(table) <= names, has_heads
 
 
-def _any_snapshot(repo: str) -> Path | None:
-    """The newest whole snapshot; one that was fetched by its commit has no ref."""
-    found = [find(repo, place.name) for place in storage(repo).glob("snapshots/*")]
-    return max(filter(None, found), key=lambda place: place.stat().st_mtime, default=None)
-
-
-def _refs(folder: Path) -> list[str]:
-    """The revisions of a repo that name a commit."""
-    return sorted(names_in(folder / "refs"))
-
-
-def _commit(folder: Path, revision: str) -> str | None:
+def _commit(repo: str, revision: str) -> str | None:
     """The commit that a revision names in the cache."""
-    if COMMIT.fullmatch(revision):
-        return revision
-    if not repo_files.is_safe(revision):
-        return None
-    try:
-        text = (folder / "refs" / revision).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
+    text = revision
+    if not COMMIT.fullmatch(revision):
+        with suppress(OSError, UnicodeDecodeError):
+            text = (storage(repo) / "refs" / revision).read_text("utf-8").strip()
     return text if COMMIT.fullmatch(text) else None
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Files however deep, links followed; what leads nowhere or is gone by now is no file."""
     for root, _, names in os.walk(folder):
-        for name in names:
-            file = Path(root, name)
-            try:
-                facts = file.stat()
-            except OSError:
-                continue
-            if stat.S_ISREG(facts.st_mode):
-                yield file, facts
+        for file in (Path(root, name) for name in names):
+            with suppress(OSError):
+                if stat.S_ISREG((facts := file.stat()).st_mode):
+                    yield file, facts
 
 
 def names_in(folder: Path) -> set[str]:
@@ -196,18 +225,17 @@ def bytes_in(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a small file; {} where there is none."""
+def size_of(file: Path) -> int:
+    """Bytes of a file; -1 where there is none."""
     try:
-        return parse_json(file.read_bytes()) if file.stat().st_size <= MAX_JSON else {}
+        return file.stat().st_size if file.is_file() else -1
     except OSError:
-        return {}
+        return -1
 
 
-def parse_json(text: bytes) -> dict[str, Any]:
-    """A JSON object; {} for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _read_json(folder: Path, name: str | None) -> dict[str, Any]:
+    """The JSON object in a small file; {} where there is none."""
+    file = folder / (name or "")
+    with suppress(OSError):
+        return parse_json(file.read_bytes()) if size_of(file) <= MAX_JSON else {}
+    return {}

@@ -1,72 +1,120 @@
-"""Small questions to the Hub: short timeouts, and every failure as one line to act on.
+"""The Hub's client: its settings, one request with a timeout, and HubError for every failure.
 
-huggingface_hub 2.4's auth_check and list_models have no timeout, and its http_backoff sleeps as
-long as a busy Hub says; so its client asks here, for seconds at most.
+huggingface_hub reads its environment when it is imported, and --offline and --data-dir write there
+first, so it is imported inside functions only. Its list_models and auth_check (2.4) have no
+timeout, and its http_backoff sleeps for as long as a busy Hub says; `get` takes seconds.
 """
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from medusa_chat import __version__
-from medusa_chat.hub.environment import answer_seconds, constants
-from medusa_chat.hub.errors import (
-    HubError,
-    file_name,
-    gated_error,
-    missing_error,
-    offline_error,
-    reason,
-    status_error,
-)
+from medusa_chat.errors import ModelError, first_line
 
-PATIENCE_SECONDS = 5.0  # how long a small question waits for a busy Hub, all tries together
+ANSWER_SECONDS = 4.0  # for connecting, and for each silence after
+PATIENCE_SECONDS = 5.0  # for all tries of one request at a busy Hub
+ERROR_NUMBER = re.compile(r"^\[(Errno|WinError) -?\d+\] ")
 T = TypeVar("T")
 
 
-def file_path(repo: str, sha: str, name: str) -> str:
-    """Where the Hub has a file of a commit: a path for get()."""
-    return f"{repo}/resolve/{sha}/{quote(name)}"
+class HubError(ModelError):
+    """The Hub cannot give what was asked for. All but the message crosses a pipe as attributes.
+
+    kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk" or
+    "damaged". link: a page where the user can do something about it, else empty. retry_after:
+    seconds after which another try makes sense, None where none does.
+    """
+
+    def __init__(
+        self, message: str, kind: str = "", link: str = "", retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.link, self.retry_after = kind, link, retry_after
+
+
+def constants() -> Any:
+    """huggingface_hub's constants: endpoint, folders, timeouts, offline."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import constants as values
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # we report failures ourselves, once
+    return values
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE (or --offline, which sets it) forbids the network."""
+    return bool(constants().is_offline_mode())
+
+
+def answer_seconds() -> float:
+    """The timeout of a small request: ours, unless the user sets HF_HUB_ETAG_TIMEOUT."""
+    chosen, default = constants().HF_HUB_ETAG_TIMEOUT, constants().DEFAULT_ETAG_TIMEOUT
+    return ANSWER_SECONDS if chosen == default else float(chosen)
+
+
+def page(repo: str) -> str:
+    """The repo's page in the browser."""
+    return f"{constants().ENDPOINT}/{repo}"
+
+
+def api() -> Any:
+    """huggingface_hub's HfApi."""
+    endpoint = constants().ENDPOINT
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint, library_name="medusa-chat", library_version=__version__)
+
+
+def file_url(repo: str, sha: str, name: str) -> str:
+    """The address of a file at a commit."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(repo, name, revision=sha, endpoint=constants().ENDPOINT)
 
 
 def request_headers() -> dict[str, str]:
     """The headers of every request: the token, if the user has one, and the user agent."""
-    constants()
     from huggingface_hub.utils import build_hf_headers
 
     return build_hf_headers(library_name="medusa-chat", library_version=__version__)
 
 
 def get(
-    path: str,
-    repo: str,
-    params: dict[str, Any] | None = None,
-    byte_range: str | None = None,
-    timeout: float | None = None,
+    url: str, timeout: float | None = None, byte_range: str | None = None, **params: Any
 ) -> Any:
-    """The answer (an httpx response, read) to a GET of `path` at the Hub. Raises HubError."""
+    """The response to a GET, already read; to be called inside `ask`."""
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    headers = request_headers()
+    if byte_range:
+        headers |= {"Accept-Encoding": "identity", "Range": byte_range}
     timeout = timeout or answer_seconds()
-    own = {"Accept-Encoding": "identity", "Range": byte_range} if byte_range else {}
+    response = get_session().get(url, params=params or None, headers=headers, timeout=timeout)
+    hf_raise_for_status(response)
+    return response
 
-    def call() -> Any:
-        from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        url = f"{constants().ENDPOINT}/{path}"
-        answer = get_session().get(
-            url, params=params, headers=request_headers() | own, timeout=timeout
-        )
-        hf_raise_for_status(answer)
-        return answer
+def list_models(what: str, timeout: float | None = None, **params: Any) -> list[Any]:
+    """HfApi.list_models with a timeout: a ModelInfo for each repo. what: named in a HubError."""
 
-    return ask(repo, call)
+    def call() -> list[Any]:
+        from huggingface_hub import ModelInfo
+
+        rows = get(f"{api().endpoint}/api/models", timeout, **params).json()
+        return [ModelInfo(**row) for row in rows]
+
+    return ask(what, call)
 
 
 def ask(repo: str, call: Callable[[], T]) -> T:
-    """call()'s value. A busy or stumbling Hub is asked again, for a few seconds at most."""
+    """call()'s value. A busy or failing Hub is asked again, for a few seconds. Raises HubError."""
     until = time.monotonic() + PATIENCE_SECONDS
-    for _ in range(3):
+    while True:
         try:
             with explaining(repo):
                 return call()
@@ -75,13 +123,11 @@ def ask(repo: str, call: Callable[[], T]) -> T:
             if wait is None or time.monotonic() + wait > until:
                 raise
             time.sleep(wait)
-    with explaining(repo):
-        return call()
 
 
 @contextmanager
 def explaining(repo: str) -> Iterator[None]:
-    """Turn what huggingface_hub and the network raise into one HubError with its remedy."""
+    """Turn what huggingface_hub and the network raise into a HubError with its remedy."""
     constants()
     try:
         yield
@@ -101,28 +147,84 @@ def _explained(repo: str, error: Exception) -> HubError | None:
     then = "check the network and try again, or use --offline"
     match error:
         case errors.GatedRepoError():
-            return gated_error(repo)
+            return _gated(repo)
         case errors.RevisionNotFoundError():
             return HubError(f"{repo} has no such revision: check it, or omit it", "missing")
         case errors.RemoteEntryNotFoundError():
-            return HubError(f"{repo} has no such file ({file_name(error)})", "missing")
+            name = error.response.url.path.rpartition("/")[2]
+            return HubError(f"{repo} has no such file ({name})", "missing")
         case errors.RepositoryNotFoundError():
-            return missing_error(repo)
+            return _missing(repo)
         case errors.OfflineModeIsEnabled():
             return offline_error(repo)
         case errors.HfHubHTTPError():
-            return status_error(repo, error)
+            return _of_status(repo, error, error.response.status_code)
         case errors.HFValidationError():
             return HubError(f"{repo!r} is not a valid Hub id: give owner/name", "missing")
         case httpx.TimeoutException():
             return HubError(f"the Hub does not answer{what}: {then}", "network")
         case httpx.TransportError():
-            why = f"the Hub cannot be reached{what} ({reason(error)})"
-            return HubError(f"{why}: {then}", "network")
+            why = _reason(error)
+            return HubError(f"the Hub cannot be reached{what} ({why}): {then}", "network")
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
-            return HubError(
-                f"what answers at {constants().ENDPOINT} is not the Hub ({reason(error)}): check "
-                "HF_ENDPOINT, and whether a proxy or a sign-in page is in between",
-                "broken",
-            )
+            who = f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)})"
+            check = "check HF_ENDPOINT, and whether a proxy or a sign-in page is in between"
+            return HubError(f"{who}: {check}", "broken")
     return None
+
+
+def offline_error(repo: str) -> HubError:
+    what = f"the Hub repo {repo} is not in the cache and the network is off"
+    then = "omit --offline and HF_HUB_OFFLINE, or give a local folder"
+    return HubError(f"{what}: {then}", "offline")
+
+
+def _gated(repo: str) -> HubError:
+    from huggingface_hub import get_token
+
+    then = ", then try again" if get_token() else " and log in with `hf auth login`"
+    what = f"{repo} is gated: accept its licence at {page(repo)}{then}"
+    return HubError(what, "gated", page(repo))
+
+
+def _missing(repo: str) -> HubError:
+    from huggingface_hub import get_token
+
+    private = "" if get_token() else ", or it is private: log in with `hf auth login`"
+    return HubError(f"there is no {repo} on the Hub{private}", "missing")
+
+
+def _of_status(repo: str, error: Any, status: int) -> HubError:
+    """The error of an HTTP status that has no class of its own in huggingface_hub."""
+    if status == 404:
+        return _missing(repo)
+    if status == 401:
+        why = f"the Hub refuses {repo} (401): it is private or gone, or your token is not valid"
+        return HubError(f"{why}: check the id, or log in again with `hf auth login`", "refused")
+    if status == 403:
+        tokens = page("settings/tokens")
+        then = f"allow it at {tokens}, or log in with another (`hf auth login`)"
+        return HubError(f"your token may not read {repo} (403): {then}", "refused", tokens)
+    if status == 429:
+        wait = _wait_asked(error.response.headers)
+        then = f"wait {wait:.0f} s and try again; `hf auth login` raises the limit"
+        return HubError(f"the Hub's rate limit is reached (429): {then}", "busy", "", wait)
+    if status >= 500:
+        what = f"the Hub has a server error ({status}): try again in a minute"
+        return HubError(what, "broken", retry_after=1.0)
+    return HubError(f"the Hub refuses {repo} ({status}): {_reason(error)}", "refused")
+
+
+def _wait_asked(headers: Any) -> float:
+    """Seconds that a 429 asks for, by Retry-After or RateLimit; 60 when it does not say."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    if (text := headers.get("Retry-After", "").strip()).isdigit():
+        return float(text)
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else 60.0
+
+
+def _reason(error: BaseException) -> str:
+    """Its first line, without the number of a system error."""
+    return ERROR_NUMBER.sub("", first_line(error))[:200]

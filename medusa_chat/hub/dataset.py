@@ -3,11 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from medusa_chat.hub.cache import cache_folder
-from medusa_chat.hub.cached_file import disk_errors
-from medusa_chat.hub.client import ask
-from medusa_chat.hub.environment import constants, is_offline
-from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.cache import cache_folder, names_in
+from medusa_chat.hub.client import HubError, api, ask, is_offline, offline_error
+from medusa_chat.hub.download import disk_errors
 from medusa_chat.hub.repo_files import is_repo_id
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
@@ -21,30 +19,24 @@ def dataset_files(name: str) -> tuple[Path, ...]:
     own, _, file = rest.partition("/")
     repo = f"{owner}/{own}"
     if not own or not is_repo_id(repo):
-        raise HubError(
-            f"there is no file {name[:200]!r}, and it is not the id of a Hub data set: correct it",
-            "missing",
-        )
+        what = f"there is no file {name[:200]!r}, and it is not the id of a Hub data set"
+        raise HubError(f"{what}: correct it", "missing")
     names = [file] if file else chosen_files(_names(repo))
     if not names:
-        kinds = ", ".join(SUFFIXES)
-        raise HubError(
-            f"the data set {repo} has no file in a supported format ({kinds}): choose another",
-            "missing",
-        )
+        what = f"the data set {repo} has no file in a supported format ({', '.join(SUFFIXES)})"
+        raise HubError(f"{what}: choose another", "missing")
     folder = _snapshot(repo, names)
-    found = tuple(folder / file for file in names if (folder / file).is_file())
-    if not found:
-        raise HubError(
-            f"the data set {repo} has no file {names[0]}: see {repo} on the Hub", "missing"
-        )
-    return found
+    files = tuple(folder / file for file in names if (folder / file).is_file())
+    if not files:
+        what = f"the data set {repo} has no file {names[0]}"
+        raise HubError(f"{what}: see {repo} on the Hub", "missing")
+    return files
 
 
 def chosen_files(names: Iterable[str]) -> list[str]:
     """The data files, sorted; only those named for training, if there are any."""
-    found = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
-    return [n for n in found if "train" in n] or found
+    chosen = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
+    return [n for n in chosen if "train" in n] or chosen
 
 
 def _is_data(name: str) -> bool:
@@ -52,20 +44,15 @@ def _is_data(name: str) -> bool:
     return last not in NOT_DATA and not last.lower().startswith(("readme", "license"))
 
 
-def _names(repo: str) -> list[str]:
+def _names(repo: str) -> Iterable[str]:
     if is_offline():
-        folder = _snapshot(repo, None)
-        return [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
-
-    def call() -> list[str]:
-        from huggingface_hub import HfApi
-
-        return HfApi(endpoint=constants().ENDPOINT).list_repo_files(repo, repo_type="dataset")
-
-    return ask(repo, call)
+        return names_in(_snapshot(repo))
+    names: list[str] = ask(repo, lambda: api().list_repo_files(repo, repo_type="dataset"))
+    return names
 
 
-def _snapshot(repo: str, names: list[str] | None) -> Path:
+def _snapshot(repo: str, names: list[str] | None = None) -> Path:
+    """The folder of these files, downloaded where the network is on."""
     from huggingface_hub import errors, snapshot_download
 
     def call() -> str:

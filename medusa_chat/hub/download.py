@@ -1,29 +1,44 @@
-"""pull(): run a DownloadPlan, tell how it goes, and link the snapshot when all files are there.
+"""pull(): run a DownloadPlan: each file resumed where it broke off and checked before it counts.
 
-huggingface_hub 2.4 writes the ref first and links file by file: what broke off looks whole.
+huggingface_hub 2.4 fetches with hf_hub_download, and http_get below it. Neither is used, since they
+- delete what has arrived when a download breaks off, is stopped, or ends with its process;
+- compare the size only, without Xet: a damaged file enters the cache;
+- sleep through any Retry-After, so that a stop waits and the user sees nothing;
+- write the ref first and link file by file: what broke off looks whole.
+So its client, its headers and its lock bring the bytes into its folders. A file is called
+`<hash>.incomplete` until its size and hash are what the Hub says.
 """
 
+import errno
+import hashlib
 import os
 import shutil
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from medusa_chat import paths
-from medusa_chat.hub.cached_file import disk_errors
-from medusa_chat.hub.download_plan import DownloadPlan
-from medusa_chat.hub.environment import is_offline
-from medusa_chat.hub.errors import offline_error
-from medusa_chat.hub.repo_plan import RepoPlan
-from medusa_chat.hub.transfer import ensure_cached
-from medusa_chat.hub.transfer_state import Cancelled, TransferState
+from medusa_chat.hub import client
+from medusa_chat.hub.cache import cache_folder, size_of, storage
+from medusa_chat.hub.client import HubError
+from medusa_chat.hub.download_plan import DownloadPlan, RepoPlan
+from medusa_chat.hub.repo import RepoFile
+from medusa_chat.units import gb
 
 TICK_SECONDS = 0.2
-WINDOW_SECONDS = 5.0  # over which the speed is taken
-END_SECONDS = 0.7  # how long a cancelled download may take to let go
+SPEED_SECONDS = 5.0  # over which the speed is taken
+STOP_SECONDS = 0.7  # how long a cancelled download may take to let go
+CONNECT_SECONDS = 5.0
+TRIES = 4  # in a row, without a byte in between
+LONGEST_WAIT = 30.0  # what a busy Hub may ask for; longer, and the user decides
+CHUNK = 1 << 20
+DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,10 @@ class DownloadEvent:
     note: str = ""
 
 
+class Cancelled(Exception):
+    """The download was stopped."""
+
+
 def pull(
     plan: DownloadPlan, stop: threading.Event | None = None, check: bool = True
 ) -> Iterator[DownloadEvent]:
@@ -53,88 +72,248 @@ def pull(
     and the next pull resumes there. check: compare what is cached with the Hub's hashes and fetch
     what is damaged again. Raises HubError, before the first byte where it can be known.
     """
-    if is_offline() and plan.left:
-        raise offline_error(plan.id)
+    if client.is_offline() and plan.left:
+        raise client.offline_error(plan.id)
     if plan.refusal is not None:
         raise plan.refusal
-    state = TransferState(plan.left, stop=stop or threading.Event())
-    raised: list[Exception] = []
-    thread = threading.Thread(
-        target=_run, args=(plan, state, check, raised), name="download", daemon=True
-    )
-    speed = Speed()
+    download = Download(plan, stop or threading.Event(), check)
+    thread = threading.Thread(target=download.run, name="download", daemon=True)
     thread.start()
     try:
-        while thread.is_alive() and not state.stop.is_set():
-            yield _event(state, speed)
+        while thread.is_alive() and not download.stop.is_set():
+            yield download.event()
             thread.join(TICK_SECONDS)
     finally:
         if thread.is_alive():
-            state.abort()
-            thread.join(END_SECONDS)
-    if raised and not isinstance(raised[0], Cancelled):
-        raise raised[0]
-    if raised or thread.is_alive():
-        yield DownloadEvent("cancelled", state.file, state.done, state.total)
-        return
-    yield DownloadEvent("done", "", state.done, state.done, note=state.note)
+            download.abort()
+            thread.join(STOP_SECONDS)
+    if download.error is not None and not isinstance(download.error, Cancelled):
+        raise download.error
+    if download.error is not None or thread.is_alive():
+        yield DownloadEvent("cancelled", download.file, download.done, download.total)
+    else:
+        yield DownloadEvent("done", "", download.done, download.done, note=download.note)
 
 
-class Speed:
-    """Bytes a second over the last seconds."""
+class Download:
+    """A plan that is being fetched: `run` writes in its thread, others read.
 
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque()
+    total, done: bytes to fetch and fetched; phase, file, note: as in DownloadEvent; error: what
+    ended it.
+    """
 
-    def at(self, done: int) -> float | None:
-        """None until there is something to go by."""
-        now = time.monotonic()
+    def __init__(self, plan: DownloadPlan, stop: threading.Event, check: bool) -> None:
+        self.plan, self.stop, self.check = plan, stop, check
+        self.total, self.done = plan.left, 0
+        self.phase, self.file, self.note = "connect", "", ""
+        self.error: Exception | None = None
+        self._response: Any = None
+        self._marks: deque[tuple[float, int]] = deque()  # when, and how much was done
+
+    def event(self) -> DownloadEvent:
+        speed = self._speed()
+        left = (self.total - self.done) / speed if speed else None
+        return DownloadEvent(self.phase, self.file, self.done, self.total, speed, left, self.note)
+
+    def abort(self) -> None:
+        """Ask the thread to end, and wake it from a read that waits for the server."""
+        self.stop.set()
+        response = self._response
+        if response is None:
+            return
+        try:
+            stream = response.extensions["network_stream"]
+            stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        except (OSError, KeyError, AttributeError, ValueError):
+            pass  # closed already; else its timeout ends the thread
+
+    def run(self) -> None:
+        """Every file of every part, then each part's snapshot."""
+        try:
+            for part in self.plan.parts:
+                for file in part.files:
+                    self._check_stop()
+                    self._ensure_cached(part, file)
+            for part in self.plan.parts:
+                with disk_errors(part.folder):
+                    link_snapshot(part)
+        except Exception as error:  # raised by pull, in the thread that waits
+            self.error = error
+
+    def _speed(self) -> float | None:
+        """Bytes a second over the last seconds; None until there is something to go by."""
+        now, done = time.monotonic(), self.done
         self._marks.append((now, done))
-        while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW_SECONDS:
+        while len(self._marks) > 2 and now - self._marks[1][0] > SPEED_SECONDS:
             self._marks.popleft()
         start, before = self._marks[0]
         return (done - before) / (now - start) if now - start > 0.5 and done > before else None
 
+    def _check_stop(self) -> None:
+        if self.stop.is_set():
+            raise Cancelled
 
-def _event(state: TransferState, speed: Speed) -> DownloadEvent:
-    rate = speed.at(state.done)
-    left = (state.total - state.done) / rate if rate else None
-    return DownloadEvent(state.phase, state.file, state.done, state.total, rate, left, state.note)
+    def _ensure_cached(self, part: RepoPlan, file: RepoFile) -> None:
+        """Make sure that the whole file is in the cache. Raises HubError, Cancelled."""
+        from huggingface_hub.utils import WeakFileLock
+
+        self.file, self.note = file.name, ""
+        blob = storage(part.id) / "blobs" / file.blob
+        copy = part.folder / file.name  # where it is on a system without links
+        place = copy if copy.is_file() and not blob.is_file() else blob
+        partial = blob.with_name(f"{file.blob}.incomplete")
+        lock = cache_folder() / ".locks" / storage(part.id).name / f"{file.blob}.lock"
+        with disk_errors(blob.parent, file):
+            if self._is_intact(place, file):
+                return
+            if (size := size_of(place)) >= 0:
+                self.note = f"{file.name} in the cache was damaged: downloaded again"
+                self.total += file.size if size == file.size else 0  # else it is counted
+            place.unlink(missing_ok=True)
+            for folder in (blob.parent, lock.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            with WeakFileLock(lock, timeout=1):  # which huggingface_hub takes too
+                if size_of(blob) == file.size:
+                    return  # another process was faster
+                for _ in range(2):
+                    if self._fetch(part, file, partial):
+                        paths.replace(partial, blob)
+                        return
+                    self.note = f"{file.name} is damaged: downloading it again"
+        what = f"{file.name} of {part.id} is damaged (its hash differs from the Hub's)"
+        raise HubError(f"{what}: try again later, or on another network", "damaged")
+
+    def _is_intact(self, place: Path, file: RepoFile) -> bool:
+        """Whether a cached file has the right size and, where that is asked, the right hash."""
+        if size_of(place) != file.size or not self.check:
+            return size_of(place) == file.size
+        with suppress(OSError):
+            return self._hash(place, file) == file.blob
+        return False
+
+    def _hash(self, place: Path, file: RepoFile) -> str:
+        """SHA-256 of a large file, git's SHA-1 of a small one. Raises Cancelled."""
+        self.phase = "check"
+        hasher: Any = hashlib.sha256()
+        if len(file.blob) != len(hasher.hexdigest()):
+            hasher = hashlib.sha1(b"blob %d\0" % size_of(place), usedforsecurity=False)
+        with open(place, "rb") as stream:
+            while chunk := stream.read(CHUNK):
+                self._check_stop()
+                hasher.update(chunk)
+        return str(hasher.hexdigest())
+
+    def _fetch(self, part: RepoPlan, file: RepoFile, place: Path) -> bool:
+        """Append to a partial file what is missing; whether its hash is right. Deletes a wrong
+        one."""
+        with open(place, "ab") as stream:
+            if size := stream.tell():
+                self.note = f"{file.name}: resuming at {gb(size)}"
+            failures = 0
+            while stream.tell() < file.size:
+                before = stream.tell()
+                try:
+                    self._stream(part, file, stream)
+                except HubError as error:
+                    failures = failures + 1 if stream.tell() == before else 1
+                    self._wait(error, failures)
+        if self._hash(place, file) == file.blob:
+            return True
+        place.unlink()
+        self.total += file.size
+        return False
+
+    def _stream(self, part: RepoPlan, file: RepoFile, stream: BinaryIO) -> None:
+        """Append one answer of the Hub. Raises HubError, also when it ends too early."""
+        from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
+
+        self.phase, start = "connect", stream.tell()
+        url, headers = client.file_url(part.id, part.sha, file.name), client.request_headers()
+        headers |= {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        silence = float(client.constants().HF_HUB_DOWNLOAD_TIMEOUT)
+        timeout = httpx.Timeout(silence, connect=CONNECT_SECONDS)
+        try:
+            with (
+                client.explaining(part.id),
+                get_session().stream("GET", url, headers=headers, timeout=timeout) as response,
+            ):
+                self._response = response
+                self._check_stop()
+                hf_raise_for_status(response)
+                answered = response.headers.get("Content-Range", "")
+                if start and not answered.startswith(f"bytes {start}-"):  # a server without ranges
+                    self.total += start
+                    stream.seek(0)
+                    stream.truncate()
+                for chunk in response.iter_bytes():
+                    self._check_stop()
+                    stream.write(chunk)
+                    self.phase, self.done = "download", self.done + len(chunk)
+                    if stream.tell() > file.size:
+                        return  # it is damaged, as its hash will tell
+        except HubError:
+            self._check_stop()  # a read that was woken to end is no failure
+            raise
+        finally:
+            self._response = None
+        if stream.tell() < file.size:
+            raise HubError(f"the connection dropped in {file.name}", "network", retry_after=0.0)
+
+    def _wait(self, error: HubError, failures: int) -> None:
+        """Wait before another try, in sight of the user; raises the error when none makes sense."""
+        asked = error.retry_after or 0.0
+        can_retry = error.kind == "network" or error.retry_after is not None
+        if not can_retry or failures >= TRIES or asked > LONGEST_WAIT:
+            if error.kind != "network":
+                raise error
+            kept = "what was downloaded is kept: the next try resumes there"
+            raise HubError(f"{self.file}: {error} ({kept})", "network") from error
+        wait = max(asked, min(0.5 * 2 ** (failures - 1), 4.0))
+        self.phase = "wait"
+        self.note = f"{self.file}: {str(error).partition(':')[0]}; again in {wait:.1f} s"
+        self.stop.wait(wait)
+        self._check_stop()
 
 
-def _run(plan: DownloadPlan, state: TransferState, check: bool, raised: list[Exception]) -> None:
-    """In the thread: every file of every part, then each part's snapshot. raised: its error, for
-    whoever waits."""
+@contextmanager
+def disk_errors(folder: Path, file: RepoFile | None = None) -> Iterator[None]:
+    """Turn a disk that is full or closed, and a file that is locked, into a HubError; what has
+    arrived of `file` is kept."""
+    from filelock import Timeout
+
     try:
-        for part in plan.parts:
-            for item in part.files:
-                state.check()
-                ensure_cached(part, item.file, state, check)
-        for part in plan.parts:
-            with disk_errors(part.folder):
-                _link_snapshot(part)
-    except Exception as error:  # Cancelled and HubError too
-        raised.append(error)
+        yield
+    except OSError as error:
+        if file and isinstance(error, Timeout):
+            what = f"{file.name} is already being downloaded: wait until it is done"
+            raise HubError(what, "busy") from error
+        if file and error.errno in DISK_FULL:
+            what = f"the disk of {cache_folder()} is full in the middle of {file.name}"
+            then = f"free {gb(file.size)} (medusa-chat models rm), then pull again"
+            raise HubError(f"{what}: {then}: what has arrived is kept", "disk") from error
+        what = f"{folder} cannot be written ({error.strerror or error})"
+        then = "check its owner, or set HF_HOME to a folder of yours"
+        raise HubError(f"{what}: {then}", "disk") from error
 
 
-def _link_snapshot(part: RepoPlan) -> None:
-    """Link the files into the snapshot and, last of all, say which commit the revision is."""
-    moved: dict[Path, Path] = {}  # where a blob is, on a system without links
-    for item in part.files:
-        blob, place = part.places(item.file)
-        if place.exists() or not (blob.exists() or blob in moved):
+def link_snapshot(part: RepoPlan) -> None:
+    """Link the files into the snapshot, the weights last, then say which commit the revision is."""
+    homes: dict[str, Path] = {}  # where a blob is, on a system without links
+    for file in sorted(part.files, key=lambda file: file.size):
+        blob, place = storage(part.id) / "blobs" / file.blob, part.folder / file.name
+        home = homes.setdefault(file.blob, place)
+        if place.exists():
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        if blob in moved:  # another file has the same content
-            partial = place.with_name(f"{place.name}.part")
-            shutil.copyfile(moved[blob], partial)
-            paths.replace(partial, place)
-            continue
+        place.unlink(missing_ok=True)  # a broken link
         try:
             os.symlink(os.path.relpath(blob, place.parent), place)
-        except OSError:  # the file itself, as huggingface_hub does it
-            paths.replace(blob, place)
-            moved[blob] = place
+        except OSError:  # the file itself moves, as in huggingface_hub
+            if blob.exists():
+                paths.replace(blob, place)
+            else:  # to another name of the same content
+                partial = place.with_name(f"{place.name}.part")
+                shutil.copyfile(home, partial)
+                paths.replace(partial, place)
     if part.revision != part.sha:
-        paths.write_text(part.storage / "refs" / part.revision, part.sha)
+        paths.write_text(storage(part.id) / "refs" / part.revision, part.sha)

@@ -6,32 +6,72 @@ download that broke off has left; HfApi.model_info tells all sizes and hashes in
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.gguf_files import split_name
-from medusa_chat.hub.cache import cache_folder
+from medusa_chat.gguf_files import choose_file, is_gguf, parts_of, split_name
+from medusa_chat.hub import repo_files
+from medusa_chat.hub.cache import MAX_JSON, cache_folder, size_of, snapshot_folder, storage
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.errors import HubError
-from medusa_chat.hub.repo_files import is_repo_id
-from medusa_chat.hub.repo_plan import RepoPlan, plan_repo
+from medusa_chat.hub.client import HubError
+from medusa_chat.hub.repo import Repo, RepoFile, access_refusal, read, repo_info
+from medusa_chat.hub.repo_files import is_repo_id, parse_json
 from medusa_chat.units import gb
+
+
+@dataclass(frozen=True)
+class RepoPlan:
+    """What is needed of one repo. role: "model" (a whole one), "heads" or "backbone".
+
+    left: bytes to fetch, without what is in the cache. refusal: why this user cannot have its files
+    yet. config: its config with that of a LoRA adapter; {} where it may not be read. named: the
+    GGUF file that was asked for; note: which one was chosen where none was, and why.
+    """
+
+    id: str
+    revision: str
+    sha: str
+    role: str
+    files: tuple[RepoFile, ...]
+    left: int
+    gated: bool = False
+    refusal: HubError | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    named: str | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The id it was requested by, with its GGUF file where one was named."""
+        return f"{self.id}/{self.named}" if self.named else self.id
+
+    @property
+    def total(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files will be."""
+        return snapshot_folder(self.id, self.sha)
 
 
 @dataclass(frozen=True)
 class DownloadPlan:
     """What is needed to load a checkpoint: its own repo, then its base's where it holds none.
 
-    total: bytes of everything needed; left: of what is not in the cache; free: on the disk.
-    base: the backbone's repo, None where the checkpoint holds its own or names none (see notes).
+    base: the backbone's repo, None where the checkpoint holds its own or names none. total: bytes
+    of everything needed; left: of what is not in the cache.
     """
 
     id: str
     parts: tuple[RepoPlan, ...]
-    base: str | None
-    free: int
-    notes: tuple[str, ...] = ()
+    base: str | None = None
+    note: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.note, *(part.note for part in self.parts))))
 
     @property
     def total(self) -> int:
@@ -40,11 +80,6 @@ class DownloadPlan:
     @property
     def left(self) -> int:
         return sum(part.left for part in self.parts)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the disk has room for what is left."""
-        return self.left <= self.free
 
     @property
     def gated(self) -> bool:
@@ -56,7 +91,11 @@ class DownloadPlan:
         for part in self.parts:
             if part.refusal is not None and part.left:
                 return part.refusal
-        return None if self.fits else _disk_full(self)
+        if self.left <= (free := _free_bytes()):
+            return None
+        disk = f"the disk of {cache_folder()} has {gb(free)}"
+        then = "free some, remove a model with medusa-chat models rm, or set HF_HOME"
+        return HubError(f"{self.id} needs {gb(self.left)} more and {disk}: {then}", "disk")
 
 
 def plan(repo: str, revision: str | None = None, backbone: str | None = None) -> DownloadPlan:
@@ -67,40 +106,80 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     """
     preset = model_preset(repo)
     if preset is not None and preset.ships:
-        return _of_shipped(repo, backbone or preset.base, revision)
-    own, config = plan_repo(repo, revision)
-    if backbone and own.role == "model":
-        raise HubError(
-            f"{repo} holds its own backbone, trained together with its heads: omit --backbone",
-            "refused",
-        )
-    parts, notes = [own], []
-    base = backbone or (_base(repo, config) if own.role == "heads" else None)
-    if base is None and own.role == "heads":
-        notes.append(f"{repo} does not name a backbone: choose one with --backbone")
-    notes += [own.note] if own.note else []
-    if base is not None and _is_of_hub(base):
-        try:
-            part, _ = plan_repo(base, None, role="backbone")
-            parts.append(part)
-            notes += [part.note] if part.note else []
-        except HubError as error:
-            if backbone or error.kind != "missing":
-                raise
-            notes.append(f"its config names the base {base}: {error}; choose one with --backbone")
-            base = None
-    return DownloadPlan(repo, tuple(parts), base, free_bytes(), tuple(notes))
+        base = backbone or preset.base
+        if base is None or not _is_on_hub(base):
+            return DownloadPlan(repo, ())
+        return DownloadPlan(repo, (plan_repo(base, revision, "backbone"),), base)
+    own = plan_repo(repo, revision)
+    if own.role == "model":
+        if backbone:
+            why = "trained together with its heads"
+            raise HubError(f"{repo} holds its own backbone, {why}: omit --backbone", "refused")
+        return DownloadPlan(repo, (own,))
+    base = backbone or (preset and preset.base) or _base_in(own.config, repo)
+    if base is None:
+        note = f"{repo} does not name a backbone: choose one with --backbone"
+        return DownloadPlan(repo, (own,), note=note)
+    if not _is_on_hub(base):
+        return DownloadPlan(repo, (own,), base)
+    try:
+        return DownloadPlan(repo, (own, plan_repo(base, role="backbone")), base)
+    except HubError as error:
+        if backbone or error.kind != "missing":
+            raise
+        note = f"its config names the base {base}: {error}; choose one with --backbone"
+        return DownloadPlan(repo, (own,), note=note)
 
 
-def _of_shipped(name: str, base: str | None, revision: str | None) -> DownloadPlan:
-    """Heads come with medusa-chat: only their base is fetched, where it is on the Hub."""
-    if base is None or not _is_of_hub(base):
-        return DownloadPlan(name, (), None, free_bytes())
-    part, _ = plan_repo(base, revision, role="backbone")
-    return DownloadPlan(name, (part,), base, free_bytes(), (part.note,) if part.note else ())
+def plan_repo(repo: str, revision: str | None = None, role: str | None = None) -> RepoPlan:
+    """What is needed of this repo alone.
+
+    repo: an id, or one of its GGUF files (owner/name/FILE.gguf). role: "backbone" leaves heads out;
+    None means: as its files say. Raises HubError.
+    """
+    repo_id, named = split_name(repo)
+    preset = model_preset(repo_id)
+    at = repo_info(repo_id, revision or (preset.revision if preset else None))
+    refusal = access_refusal(at)
+    config, note = {}, ""
+    if named or _is_gguf_repo(at, role):
+        role = role or "model"
+        needed, note = _gguf_parts(at, named)
+    else:
+        config, index = ({}, None) if refusal else _settings(at)
+        role = role or _role(at, None if refusal else config)
+        needed = _needed(at, role, index)
+    files = tuple(file for file in at.files if file.name in needed)
+    return RepoPlan(
+        id=at.id,
+        revision=at.revision,
+        sha=at.sha,
+        role=role,
+        files=files,
+        left=sum(_left(at, file) for file in {file.blob: file for file in files}.values()),
+        gated=at.gated,
+        refusal=refusal,
+        config=config,
+        named=named,
+        note=note,
+    )
 
 
-def free_bytes() -> int:
+def _base_in(config: Mapping[str, Any], repo: str) -> str | None:
+    """The base that the config of heads names."""
+    for key in ("base_model_name_or_path", "_name_or_path"):
+        name = config.get(key)
+        owner_and_name = split_name(name)[0] if isinstance(name, str) else ""
+        if is_repo_id(owner_and_name) and "/" in owner_and_name and name != repo:
+            return str(name)
+    return None
+
+
+def _is_on_hub(base: str) -> bool:
+    return is_repo_id(split_name(base)[0]) and not Path(base).expanduser().exists()
+
+
+def _free_bytes() -> int:
     """Free bytes on the disk of the cache."""
     folder = cache_folder().resolve()
     while not folder.exists():
@@ -108,26 +187,75 @@ def free_bytes() -> int:
     return shutil.disk_usage(folder).free
 
 
-def _base(repo: str, config: Mapping[str, Any]) -> str | None:
-    """The base that heads belong to: the preset knows better than a config."""
-    preset = model_preset(repo)
-    if preset and preset.base:
-        return preset.base
-    for key in ("base_model_name_or_path", "_name_or_path"):
-        name = config.get(key)
-        found = split_name(name)[0] if isinstance(name, str) else ""
-        if is_repo_id(found) and "/" in found and name != repo:
-            return str(name)
-    return None
+def _is_gguf_repo(repo: Repo, role: str | None) -> bool:
+    """Whether a GGUF file is all that there is: weights in safetensors come before it, and heads
+    that name their own base."""
+    has_heads = role is None and bool(repo_files.heads_files(repo.sizes))
+    if has_heads or repo_files.backbone(repo.sizes).weights:
+        return False
+    return choose_file(repo.sizes)[0] is not None
 
 
-def _is_of_hub(base: str) -> bool:
-    return is_repo_id(split_name(base)[0]) and not Path(base).expanduser().exists()
+def _gguf_parts(repo: Repo, named: str | None) -> tuple[set[str], str]:
+    """One GGUF file with all its parts, which hold everything, and why it was chosen."""
+    chosen, note = (named, "") if named else choose_file(repo.sizes)
+    parts = parts_of(chosen or "")
+    if missing := [part for part in parts if part not in repo.sizes]:
+        others = [name for name in repo.sizes if is_gguf(name)][:5]
+        hint = f"it has {', '.join(others)}" if others else "it has no GGUF file"
+        raise HubError(f"{repo.id} has no {missing[0]}: {hint}", "missing")
+    return set(parts), note
 
 
-def _disk_full(plan: DownloadPlan) -> HubError:
-    return HubError(
-        f"{plan.id} needs {gb(plan.left)} more and the disk of {cache_folder()} has "
-        f"{gb(plan.free)}: free some, remove a model with medusa-chat models rm, or set HF_HOME",
-        "disk",
-    )
+def _settings(repo: Repo) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The config, with that of a LoRA adapter, and the index of the weights, None without one."""
+    config: dict[str, Any] = {}
+    _, index, own, _ = repo_files.backbone(repo.sizes)
+    for name in dict.fromkeys(("adapter_config.json", "config.json", own)):
+        config |= _json(repo, name)
+    return config, _json(repo, index) if index else None
+
+
+def _role(repo: Repo, config: Mapping[str, Any] | None) -> str:
+    """What a repo is. config: None where it cannot be read yet."""
+    if config is None:
+        is_model = not repo_files.heads_files(repo.sizes)
+    else:  # heads are published under a model's file names too
+        is_model = isinstance(kind := config.get("model_type"), str) and kind != "medusa"
+    return "model" if is_model and repo_files.backbone(repo.sizes).weights else "heads"
+
+
+def _needed(repo: Repo, role: str, index: Mapping[str, Any] | None) -> set[str]:
+    """The names of the files to have. Raises HubError where weights or heads are missing."""
+    weights, _, _, beside = repo_files.backbone(repo.sizes, index)
+    heads = repo_files.heads_files(repo.sizes)
+    needed: set[str] = set()
+    if role != "heads":
+        needed |= {*weights, *beside}
+    if role != "backbone":
+        needed |= set(repo_files.files_of_heads(repo.sizes))
+    if role == "heads" and not heads:
+        needed |= set(weights)
+    if missing := sorted(needed - set(repo.sizes)):
+        what = f"{repo.id} lacks {missing[0]}, which its index names"
+        raise HubError(f"{what}: ask its owner to add it", "broken")
+    if not weights and not (role == "heads" and heads):
+        what = f"{repo.id} holds neither Medusa heads nor weights in safetensors, .bin or GGUF"
+        then = "choose another repo (see medusa-chat models search)"
+        raise HubError(f"{what}: {then}", "refused")
+    return needed
+
+
+def _json(repo: Repo, name: str) -> dict[str, Any]:
+    """A small JSON object of the repo; {} when there is none."""
+    size = repo.sizes.get(name, 0)
+    return parse_json(read(repo, name, 0, size)) if size <= MAX_JSON else {}
+
+
+def _left(repo: Repo, file: RepoFile) -> int:
+    """Bytes to fetch: nothing for a file of the right size, the rest for one that was begun."""
+    blob = storage(repo.id) / "blobs" / file.blob
+    if file.size in (size_of(blob), size_of(snapshot_folder(repo.id, repo.sha) / file.name)):
+        return 0
+    begun = size_of(blob.with_name(f"{file.blob}.incomplete"))
+    return file.size - begun if 0 < begun <= file.size else file.size

@@ -1,34 +1,35 @@
-"""What the Hub says about one repo: its commit, its files with sizes and hashes, gated or not."""
+"""A repo on the Hub at one commit: its files with sizes and hashes, and their bytes by ranges.
+
+huggingface_hub 2.4's HfFileSystem takes a whole file for the piece where a server knows no ranges,
+and its parse_safetensors_file_metadata reads no pickles and checks no offsets.
+"""
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from medusa_chat.gguf_files import parts_of, split_name
+from medusa_chat.hub import client
 from medusa_chat.hub.cache import cached_ids
 from medusa_chat.hub.catalog import model_presets
-from medusa_chat.hub.client import ask, get
-from medusa_chat.hub.environment import answer_seconds, constants, is_offline
-from medusa_chat.hub.errors import HubError, offline_error
+from medusa_chat.hub.client import HubError, ask, get
 from medusa_chat.hub.repo_files import COMMIT, is_repo_id, is_safe
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+MIN_READ = 128 * 1024  # of a ranged read: most headers fit
+MAX_READ = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class RepoFile:
-    """A file of a repo. sha256: of its content, for large files; sha1: git's, for small ones."""
+    """A file of a repo. blob: its hash, SHA-256 of a large file and git's SHA-1 of a small one; the
+    cache keeps it under that name."""
 
     name: str
     size: int
-    sha1: str
-    sha256: str | None = None
-
-    @property
-    def blob(self) -> str:
-        """Its name among the cache's blobs, which is its hash."""
-        return self.sha256 or self.sha1
+    blob: str
 
 
 @dataclass(frozen=True)
@@ -41,37 +42,38 @@ class Repo:
     files: tuple[RepoFile, ...]
     gated: bool
 
-    def file(self, name: str) -> RepoFile | None:
-        return next((file for file in self.files if file.name == name), None)
-
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(file.name for file in self.files)
+    def sizes(self) -> dict[str, int]:
+        """File name -> bytes; names in folders below have "/" between the parts."""
+        return {file.name: file.size for file in self.files}
 
 
 def repo_info(repo: str, revision: str | None = None) -> Repo:
     """Ask the Hub about a repo, in one request. Raises HubError, with near names for a typo."""
     if not is_repo_id(repo):
         raise HubError(f"{repo[:100]!r} is not a valid Hub id: give owner/name", "missing")
-    if is_offline():
-        raise offline_error(repo)
+    if client.is_offline():
+        raise client.offline_error(repo)
+    api, timeout = client.api(), client.answer_seconds()
+
+    def call() -> Any:
+        return api.model_info(repo, revision=revision, files_metadata=True, timeout=timeout)
+
     try:
-        return _repo(repo, revision or "main", _info(repo, revision))
+        return _checked(repo, revision or "main", ask(repo, call))
     except HubError as error:
-        if error.kind != "missing" or revision:
-            raise
-        near = near_names(repo, _ids_like(repo))
+        near = _near_names(repo) if error.kind == "missing" and not revision else []
         if not near:
             raise
         raise HubError(f"{error}; did you mean {' or '.join(near)}?", "missing") from error
 
 
 def access_refusal(repo: Repo) -> HubError | None:
-    """Whether this user may have the files of a gated repo: None, or what to do about it."""
+    """Why this user may not have the files of a gated repo; None where nothing is in the way."""
     if not repo.gated:
         return None
     try:
-        get(f"api/models/{repo.id}/auth-check", repo.id)
+        ask(repo.id, lambda: get(f"{client.api().endpoint}/api/models/{repo.id}/auth-check"))
     except HubError as error:
         if error.kind in ("gated", "refused", "missing"):
             return error
@@ -79,61 +81,90 @@ def access_refusal(repo: Repo) -> HubError | None:
     return None
 
 
-def near_names(repo: str, ids: Iterable[str]) -> list[str]:
-    """At most two of `ids` that `repo` could be a misspelling of, the nearest first."""
-    known = {name.lower(): name for name in ids if name != repo}
-    found = difflib.get_close_matches(repo.lower(), known, n=2, cutoff=0.8)
-    return [known[name] for name in found]
+def read(repo: Repo, name: str, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of a file, by a ranged request. Raises HubError."""
+    if stop <= start:
+        return b""
+    url, wanted = client.file_url(repo.id, repo.sha, name), f"bytes={start}-{stop - 1}"
+    answer = ask(repo.id, lambda: get(url, byte_range=wanted))
+    data = bytes(answer.content)
+    if answer.status_code == 200:  # a server that knows no ranges
+        data = data[start:stop]
+    if len(data) != stop - start:
+        what = f"the Hub sent {len(data)} of {stop - start} bytes of {name}"
+        raise HubError(f"{what}: try again", "network")
+    return data
 
 
-def _info(repo: str, revision: str | None) -> Any:
-    def call() -> Any:
-        from huggingface_hub import HfApi
+class HubSource:
+    """The files of a Hub repo at one commit (layouts.source.Source), or one GGUF file of it alone,
+    read in small pieces: weights stay where they are. Every method raises HubError."""
 
-        api = HfApi(endpoint=constants().ENDPOINT, library_name="medusa-chat")
-        return api.model_info(
-            repo, revision=revision, files_metadata=True, timeout=answer_seconds()
-        )
+    def __init__(self, repo: str, revision: str | None = None) -> None:
+        repo, named = split_name(repo)
+        self.repo = repo_info(repo, revision)
+        self.name = repo
+        self._sizes = self.repo.sizes
+        if named is not None:
+            if named not in self._sizes:
+                raise HubError(f"{repo} has no file {named}", "missing")
+            kept = {*parts_of(named), "README.md"}  # which tells the licence
+            self._sizes = {name: size for name, size in self._sizes.items() if name in kept}
+        self._pieces: dict[str, tuple[tuple[int, bytes], ...]] = {}  # the last few read
 
-    return ask(repo, call)
+    def files(self) -> Mapping[str, int]:
+        """File name -> bytes; names in folders below have "/" between the parts."""
+        return dict(self._sizes)
+
+    def read(self, file: str, start: int, length: int) -> bytes:
+        """`length` bytes from byte `start`; fewer where the file ends."""
+        if file not in self._sizes:
+            raise HubError(f"{self.name} has no file {file!r}", "missing")
+        size = self._sizes[file]
+        length = max(0, min(length, size - start))
+        if length > MAX_READ:
+            what = f"{length} bytes of {file}: only headers can be read without a download"
+            raise HubError(what, "refused")
+        pieces = self._pieces.get(file, ())
+        for at, piece in pieces:
+            if at <= start and start + length <= at + len(piece):
+                return piece[start - at : start - at + length]
+        piece = read(self.repo, file, start, min(start + max(length, MIN_READ), size))
+        self._pieces[file] = (*pieces[-3:], (start, piece))
+        return piece[:length]
 
 
-def _repo(repo: str, revision: str, info: Any) -> Repo:
-    """Checked, since the answer names files that will be written. Raises HubError."""
+def _checked(repo: str, revision: str, info: Any) -> Repo:
+    """The answer, checked, since it names files that will be written. Raises HubError."""
     try:
         files = tuple(_file(sibling) for sibling in info.siblings or ())
         if not COMMIT.fullmatch(info.sha or ""):
             raise ValueError("commit")
     except (ValueError, TypeError, AttributeError) as error:
-        raise HubError(
-            f"what the Hub says about {repo} cannot be read ({error}): try again later", "broken"
-        ) from error
+        what = f"the Hub's description of {repo} cannot be read ({error})"
+        raise HubError(f"{what}: try again later", "broken") from error
     return Repo(repo, revision, info.sha, files, bool(info.gated))
 
 
 def _file(sibling: Any) -> RepoFile:
     lfs = sibling.lfs
-    file = RepoFile(
-        sibling.rfilename,
-        int(lfs.size if lfs else sibling.size),
-        sibling.blob_id or "",
-        lfs.sha256 if lfs else None,
-    )
-    has_hash = SHA256.fullmatch(file.sha256) if file.sha256 else COMMIT.fullmatch(file.sha1)
-    if not has_hash or file.size < 0 or not is_safe(file.name):
-        raise ValueError(f"file {file.name[:80]!r}")
-    return file
+    size, blob = (lfs.size, lfs.sha256) if lfs else (sibling.size, sibling.blob_id or "")
+    has_hash = (SHA256 if lfs else COMMIT).fullmatch(blob)
+    if not has_hash or int(size) < 0 or not is_safe(sibling.rfilename):
+        raise ValueError(f"file {sibling.rfilename[:80]!r}")
+    return RepoFile(sibling.rfilename, int(size), blob)
 
 
-def _ids_like(repo: str) -> list[str]:
-    """Ids that could be meant: presets, what is cached, and what the Hub finds quickly."""
-    ids = [preset.id for preset in model_presets()]
-    ids += [preset.base for preset in model_presets() if preset.base]
-    ids += cached_ids()
+def _near_names(repo: str) -> list[str]:
+    """At most two ids that could be meant: presets, what is cached, what the Hub finds quickly."""
+    ids = [*cached_ids()]
+    for preset in model_presets():
+        ids += filter(None, (preset.id, preset.base))
     owner, _, name = repo.rpartition("/")
-    for asked in ({"author": owner, "limit": 100}, {"search": name[:20], "limit": 50}):
+    for params in ({"author": owner, "limit": 100}, {"search": name[:20], "limit": 50}):
         try:
-            ids += [str(row["id"]) for row in get("api/models", repo, asked, timeout=2).json()]
-        except (HubError, ValueError, KeyError, TypeError):
+            ids += [info.id for info in client.list_models(repo, timeout=2, **params)]
+        except HubError:
             break  # a guess is worth no further trouble
-    return ids
+    known = {one.lower(): one for one in ids if one != repo}
+    return [known[one] for one in difflib.get_close_matches(repo.lower(), known, 2, 0.8)]

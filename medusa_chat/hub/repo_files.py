@@ -1,17 +1,17 @@
-"""Names: of repos and revisions, and which files matter: Medusa heads, a backbone's weights."""
+"""Names of a repo's files, and which of them matter: Medusa heads, or a backbone's weights."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 HEADS = re.compile(r"medusa_lm_head[\w.-]*\.(safetensors|pt|bin)")
 ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
-SINGLE = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
-INDEX = {kind: f"{name}.index.json" for kind, name in SINGLE.items()}
-SHARD = {
-    "safetensors": re.compile(r"model-\d+-of-(\d+)\.safetensors"),
-    "bin": re.compile(r"pytorch_model-\d+-of-(\d+)\.bin"),
+# Weights in one file, and the names of their shards; the index is called FILE.index.json.
+WEIGHTS = {
+    "model.safetensors": re.compile(r"model-\d+-of-\d+\.safetensors"),
+    "pytorch_model.bin": re.compile(r"pytorch_model-\d+-of-\d+\.bin"),
 }
 # What else a backbone is read from. No code, no original/*.pth, no optimizer.
 BESIDE = re.compile(
@@ -39,96 +39,53 @@ def is_safe(name: object) -> bool:
     """Whether a repo's file name stays inside the folder it is written to, on every system."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         return False
-    parts = name.split("/")
-    return not re.search(r'[\\:*?"<>|]', name) and not {"", ".", ".."} & set(parts)
+    return not re.search(r'[\\:*?"<>|]', name) and not {"", ".", ".."} & set(name.split("/"))
 
 
 def heads_files(names: Iterable[str]) -> tuple[str, ...]:
     """The files of Medusa heads, one format for each folder: safetensors before pickles."""
-    found = [name for name in sorted(names) if HEADS.fullmatch(PurePosixPath(name).name)]
-    return _one_format(found)
+    return _one_format(names, HEADS)
 
 
-def adapter_files(names: Iterable[str]) -> tuple[str, ...]:
-    """The weights of LoRA adapters, one format for each folder."""
-    return _one_format([n for n in sorted(names) if ADAPTER.fullmatch(PurePosixPath(n).name)])
+class Backbone(NamedTuple):
+    """The names of the files that a backbone is read from.
 
-
-def weight_files(names: Iterable[str], index: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """A backbone's weights with their index, of one format: safetensors before .bin.
-
-    index: the content of index_file(names), where there is one; it decides which shards belong.
-    Empty where the repo holds no weights that can be used.
+    weights: of one format, with their index; empty where there are none that can be used. index:
+    None where one file holds all; config: need not be there; beside: tokenizer and settings.
     """
-    folder, inside = _backbone(names)
-    return tuple(folder + name for name in _weights(inside, index))
+
+    weights: tuple[str, ...]
+    index: str | None
+    config: str
+    beside: tuple[str, ...]
 
 
-def config_file(names: Iterable[str]) -> str:
-    """The config.json that belongs to weight_files; it need not be among the names."""
-    return f"{_backbone(names)[0]}config.json"
+def backbone(names: Iterable[str], index: Mapping[str, Any] | None = None) -> Backbone:
+    """The backbone at the root of a repo, else in the only folder below that has weights.
 
-
-def index_file(names: Iterable[str]) -> str | None:
-    """The index that weight_files would go by; None where one file holds all."""
-    folder, inside = _backbone(names)
-    found = _weights(inside)
-    return folder + found[-1] if found and found[-1] in INDEX.values() else None
-
-
-def _backbone(names: Iterable[str]) -> tuple[str, set[str]]:
-    """The folder that holds a backbone ("" for the root, else "base/") and the names in it.
-
-    The root where it has weights, else the only folder below that has some.
+    index: the content of Backbone.index, where there is one; it decides which shards belong.
     """
     folders: dict[str, set[str]] = {"": set()}
     for name in names:
         folder, slash, rest = name.rpartition("/")
         folders.setdefault(folder + slash, set()).add(rest)
-    found = [folder for folder in folders if _weights(folders[folder])]
-    chosen = found[0] if len(found) == 1 else ""
-    return ("", folders[""]) if "" in found else (chosen, folders[chosen])
-
-
-def _weights(names: set[str], index: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """An index whose files are there decides, before a single file that lies beside it."""
-    for kind, single in SINGLE.items():
-        shards = {name for name in names if SHARD[kind].fullmatch(name)}
-        listed = shards_of(index) if index is not None else frozenset()
-        has_index = INDEX[kind] in names
-        if single in names and not (has_index and shards and (listed or shards) <= names):
-            return (single,)
-        if has_index:
-            return (*sorted(listed or shards), INDEX[kind])
-        if shards:
-            return tuple(sorted(shards))
-    return ()
-
-
-def shards_of(index: Mapping[str, Any]) -> frozenset[str]:
-    """The files that an index names; empty where it is no index."""
-    table = index.get("weight_map") if isinstance(index, Mapping) else None
-    return frozenset(map(str, table.values())) if isinstance(table, Mapping) else frozenset()
-
-
-def backbone_files(names: Iterable[str], index: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Everything a backbone is read from: weights, config, tokenizer, generation config."""
-    folder, inside = _backbone(names)
-    beside = sorted(folder + name for name in inside if BESIDE.fullmatch(name))
-    return (*weight_files(names, index), *beside)
+    filled = [folder for folder, inside in folders.items() if _weights(inside)]
+    chosen = filled[0] if len(filled) == 1 else ""
+    weights = tuple(chosen + name for name in _weights(folders[chosen], index))
+    beside = sorted(chosen + name for name in folders[chosen] if BESIDE.fullmatch(name))
+    last = weights[-1] if weights else ""
+    index_name = last if last.endswith(".index.json") else None
+    return Backbone(weights, index_name, f"{chosen}config.json", tuple(beside))
 
 
 def files_of_heads(names: Iterable[str]) -> tuple[str, ...]:
     """Everything heads are read from: the heads, their config, a LoRA adapter, a calibration."""
-    names = set(names)
-    folders = {str(PurePosixPath(name).parent) for name in heads_files(names)} | {"."}
-    beside = [
-        name
-        for name in sorted(names)
-        if OF_HEADS.fullmatch(PurePosixPath(name).name)
-        and str(PurePosixPath(name).parent) in folders
-    ]
-    return (*heads_files(names), *adapter_files(names), *beside)
+    heads = heads_files(names)
+    folders = {PurePosixPath(name).parent for name in heads} | {PurePosixPath()}
+    paths = [PurePosixPath(name) for name in sorted(set(names))]
+    beside = [str(path) for path in paths if OF_HEADS.fullmatch(path.name)]
+    beside = [name for name in beside if PurePosixPath(name).parent in folders]
+    return (*heads, *_one_format(names, ADAPTER), *beside)
 
 
 def says_medusa(config: object) -> bool:
@@ -142,18 +99,50 @@ def says_medusa(config: object) -> bool:
 
 def index_has_heads(index: object) -> bool:
     """Whether an index lists Medusa heads among its tensors."""
+    return any(str(n).startswith(("medusa_head.", "medusa_heads.")) for n in _weight_map(index))
+
+
+def shards_of(index: object) -> frozenset[str]:
+    """The files that an index names; empty where it is no index."""
+    return frozenset(map(str, _weight_map(index).values()))
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """A JSON object; {} for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _weight_map(index: object) -> Mapping[str, Any]:
     table = index.get("weight_map") if isinstance(index, Mapping) else None
-    return isinstance(table, Mapping) and any(
-        str(name).startswith(("medusa_head.", "medusa_heads.")) for name in table
-    )
+    return table if isinstance(table, Mapping) else {}
 
 
-def _one_format(found: list[str]) -> tuple[str, ...]:
+def _weights(names: set[str], index: object = None) -> tuple[str, ...]:
+    """An index whose files are there decides, before a single file that lies beside it."""
+    for single, shard in WEIGHTS.items():
+        shards = sorted(name for name in names if shard.fullmatch(name))
+        listed, index_name = sorted(shards_of(index)) or shards, f"{single}.index.json"
+        has_index = index_name in names
+        if single in names and not (has_index and shards and set(listed) <= names):
+            return (single,)
+        if has_index:
+            return (*listed, index_name)
+        if shards:
+            return tuple(shards)
+    return ()
+
+
+def _one_format(names: Iterable[str], pattern: re.Pattern[str]) -> tuple[str, ...]:
+    """The matching files of each folder: all in safetensors, else the first of another format."""
     folders: dict[str, list[str]] = {}
-    for name in found:
-        folders.setdefault(str(PurePosixPath(name).parent), []).append(name)
+    for name in sorted(names):
+        if pattern.fullmatch(PurePosixPath(name).name):
+            folders.setdefault(name.rpartition("/")[0], []).append(name)
     chosen: list[str] = []
     for group in folders.values():
-        safe = [name for name in group if name.endswith(".safetensors")]
-        chosen += safe or group[:1]
+        chosen += [name for name in group if name.endswith(".safetensors")] or group[:1]
     return tuple(sorted(chosen))

@@ -89,7 +89,7 @@ def test_a_prompt_begins_with_one_bos_or_none(split, usual, template, told, tmp_
     bos, text = tokenizer.bos_token_id, tokenizer.bos_token
     user, system = ({"role": role, "content": "he"} for role in ("user", "system"))
     for chat in ([user], [system, user]):
-        ids, whole = encode(loaded, chat)
+        ids, whole, *_ = encode(loaded, chat)
         assert ids.count(bos) == (begins or template == SYSTEM_FIRST) == whole.count(text)
         assert bos not in ids[1:]
     assert encode(loaded, "he")[0].count(bos) == begins

@@ -15,11 +15,12 @@ from support.hub_files import (
     heads_files,
     text,
     weights,
+    whole_files,
 )
 from support.hub_server import Fault, Hub, HubRepo, commit
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.places import folder_or_repo
+from medusa_chat.checkpoints.places import place_of
 
 
 def test_cached_tells_sizes_and_rm_frees_them(server: Hub) -> None:
@@ -72,7 +73,7 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     plan = hub.plan(BASE)
     fetch(plan)
     before = server.sent
-    names = [item.file.name for item in plan.parts[0].files]
+    names = [item.name for item in plan.parts[0].files]
     theirs = snapshot_download(
         BASE, endpoint=server.url, cache_dir=hub.cache.cache_folder(), allow_patterns=names
     )
@@ -82,21 +83,6 @@ def test_what_huggingface_hub_cached_is_found_and_the_other_way_round(server: Hu
     report = scan_cache_dir(hub.cache.cache_folder())
     assert not report.warnings
     assert {repo.repo_id for repo in report.repos} == {BASE, WHOLE}
-
-
-def test_what_was_fetched_by_its_commit_is_whole(server: Hub) -> None:
-    """huggingface_hub then writes no ref."""
-    from huggingface_hub import snapshot_download
-
-    sha = commit(server.repos[WHOLE].files)
-    where = {"endpoint": server.url, "cache_dir": hub.cache.cache_folder()}
-    place = Path(snapshot_download(WHOLE, revision=sha, **where))
-    storage = place.parents[1]
-    assert not list(storage.glob("refs/*"))
-    assert hub.find(WHOLE) == hub.cached_folder(WHOLE) == hub.resolve(WHOLE) == place
-    (model,) = hub.cached()
-    assert model.whole and model.folder == place and model.revision == sha
-    assert folder_or_repo(str(storage)) == place
 
 
 def test_files_of_one_content_are_all_there_on_a_system_without_links(
@@ -109,7 +95,7 @@ def test_files_of_one_content_are_all_there_on_a_system_without_links(
     server.repos[BASE].files["special_tokens_map.json"] = b"{}"  # as the generation config
     plan = hub.plan(BASE)
     fetch(plan)
-    names = {item.file.name for item in plan.parts[0].files}
+    names = {item.name for item in plan.parts[0].files}
     assert names == {file.name for file in plan.parts[0].folder.iterdir()}
     assert not blobs(BASE) and hub.plan(BASE).left == 0
 
@@ -132,12 +118,11 @@ def test_a_disk_that_is_full_while_a_file_is_copied_leaves_no_half_file(
     plan = hub.plan(BASE)
     fetch(plan)
     for item in plan.parts[0].files:
-        assert (plan.parts[0].folder / item.file.name).stat().st_size == item.file.size
+        assert (plan.parts[0].folder / item.name).stat().st_size == item.size
 
 
 def test_what_is_cached_is_found_and_nobody_is_asked(server: Hub) -> None:
-    part, _ = hub.plan_repo(HEADS)
-    events = fetch(hub.DownloadPlan(HEADS, (part,), None, hub.free_bytes()))
+    events = fetch(hub.DownloadPlan(HEADS, (hub.plan_repo(HEADS),)))
     before = len(server.requests)
     place = hub.resolve(HEADS)
     assert (place / "medusa_lm_head.safetensors").is_file() and events[-1].phase == "done"
@@ -164,7 +149,7 @@ def test_a_lora_adapter_belongs_to_the_heads_and_names_their_base(server: Hub) -
     server.repos["x/medusa-lora"] = HubRepo(files)
     plan = hub.plan("x/medusa-lora")
     assert plan.base == BASE
-    assert {f.file.name for f in plan.parts[0].files} == set(files) - {"adapter_model.bin"}
+    assert {f.name for f in plan.parts[0].files} == set(files) - {"adapter_model.bin"}
 
 
 def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
@@ -178,7 +163,7 @@ def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
     }
     server.repos["x/medusa-folders"] = HubRepo(files)
     plan = hub.plan("x/medusa-folders")
-    names = {f.file.name for part in plan.parts for f in part.files}
+    names = {f.name for part in plan.parts for f in part.files}
     assert names >= set(files) - {"head/training_args.bin"} - {"base/config.json"}
     assert "head/training_args.bin" not in names
 
@@ -191,3 +176,60 @@ def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     fetch(hub.plan(BASE))
     assert hub.resolve(BASE) == plan.parts[0].folder
     refusal("offline", "not in the cache", lambda: hub.resolve("a/b"))
+
+
+def test_a_snapshot_that_no_branch_names_is_whole_when_its_files_are(server: Hub) -> None:
+    sha = commit(server.repos[BASE].files)
+    fetch(hub.plan(BASE, sha))
+    assert not (hub.cache.storage(BASE) / "refs").exists()
+    folder = hub.cache.storage(BASE) / "snapshots" / sha
+    assert hub.find(BASE) == hub.resolve(BASE) == folder
+    assert [(model.id, model.whole) for model in hub.cached()] == [(BASE, True)]
+    assert place_of(str(hub.cache.storage(BASE))) == place_of(BASE) == folder
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    assert hub.find(BASE) is None and not hub.cached()[0].whole
+
+
+def test_rm_leaves_another_repo_of_the_same_commit(server: Hub) -> None:
+    old, new = "someone/old-name", "someone/new-name"  # a renamed repo, cached by both names
+    server.repos |= {old: HubRepo(whole_files()), new: HubRepo(whole_files())}
+    for removed, kept in ((old, new), (new, old)):
+        fetch(hub.plan(old))
+        fetch(hub.plan(new))
+        hub.remove(removed)
+        assert hub.find(kept) and not hub.find(removed)
+
+
+def test_rm_of_a_file_leaves_what_another_commit_needs(server: Hub) -> None:
+    """Of a repo whose commits share the content of a GGUF file."""
+    files = {name: weights(size) for name, size in (("a.gguf", 9000), ("b.gguf", 5000))}
+    server.repos["x/files"] = HubRepo(files, revisions={"old": {"c.gguf": files["a.gguf"]}})
+    fetch(hub.plan("x/files/c.gguf", "old"))
+    for name in files:
+        fetch(hub.plan(f"x/files/{name}"))
+    hub.remove("x/files/a.gguf")
+    assert hub.cached_folder("x/files/b.gguf") and not hub.cached_folder("x/files/a.gguf")
+    old = hub.find("x/files", "old")
+    assert old and (old / "c.gguf").read_bytes() == files["a.gguf"]
+
+
+def test_a_kill_while_files_are_linked_leaves_nothing_that_looks_whole(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = hub.plan(WHOLE)
+    count = len(plan.parts[0].files)
+    link = hub.download.os.symlink
+    for allowed in range(count):
+        links: list[Any] = []
+
+        def some(*names: Any, links: list[Any] = links, allowed: int = allowed) -> None:
+            if len(links) == allowed:
+                raise KeyboardInterrupt
+            links.append(link(*names))
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(hub.download.os, "symlink", some)
+            hub.download.link_snapshot(plan.parts[0])
+        assert hub.find(WHOLE) is None
+        for file in plan.parts[0].folder.iterdir():
+            file.unlink()

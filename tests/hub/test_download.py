@@ -16,9 +16,8 @@ from medusa_chat import hub
 
 
 def test_a_disk_without_room_is_said_before(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.download_plan, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(hub.download_plan, "_free_bytes", lambda: 1000)
     plan = hub.plan(BASE)
-    assert not plan.fits
     before = server.sent
     refusal("disk", r"needs 3\d\d kB more.*has 1 kB.*models rm", lambda: fetch(plan))
     assert server.sent == before
@@ -65,7 +64,7 @@ def test_a_file_that_another_process_downloads_is_left_to_it(server: Hub) -> Non
     from filelock import FileLock
 
     plan = hub.plan(WHOLE)
-    file = plan.parts[0].files[-1].file
+    file = plan.parts[0].files[-1]
     folder = hub.cache.cache_folder() / ".locks" / hub.cache.storage(WHOLE).name
     folder.mkdir(parents=True)
     with FileLock(folder / f"{file.blob}.lock"):

@@ -38,19 +38,19 @@ def repo(server: Hub, tmp_path: Path) -> Hub:
 def test_the_largest_quantised_file_is_planned_and_nothing_else(repo: Hub) -> None:
     plan = hub.plan(REPO)
     (part,) = plan.parts
-    assert [item.file.name for item in part.files] == ["tiny-Q8_0.gguf"] and part.role == "model"
+    assert [item.name for item in part.files] == ["tiny-Q8_0.gguf"] and part.role == "model"
     assert plan.total == plan.left == len(repo.repos[REPO].files["tiny-Q8_0.gguf"])
     assert "reading tiny-Q8_0.gguf, the largest quantised of 3 GGUF files" in plan.notes[0]
     named = hub.plan(f"{REPO}/tiny-Q4_0.gguf")
-    assert [item.file.name for item in named.parts[0].files] == ["tiny-Q4_0.gguf"]
+    assert [item.name for item in named.parts[0].files] == ["tiny-Q4_0.gguf"]
     assert not named.notes
     refusal("missing", "it has tiny-Q4_0.gguf", lambda: hub.plan(f"{REPO}/no.gguf"))
 
 
 def test_safetensors_come_before_gguf_unless_the_file_is_named(repo: Hub) -> None:
-    assert not any(item.file.name.endswith("gguf") for item in hub.plan(BASE).parts[0].files)
+    assert not any(item.name.endswith("gguf") for item in hub.plan(BASE).parts[0].files)
     (part,) = hub.plan(f"{BASE}/{BASE_FILE}").parts
-    assert [item.file.name for item in part.files] == [BASE_FILE]
+    assert [item.name for item in part.files] == [BASE_FILE]
 
 
 def test_a_file_that_is_named_is_fetched_beside_another(repo: Hub) -> None:
@@ -134,7 +134,7 @@ def split(server: Hub, tmp_path: Path) -> Hub:
 def test_all_parts_of_a_split_file_are_planned_and_looked_at(name: str, split: Hub) -> None:
     size = sum(len(split.repos[SPLIT].files[part]) for part in PARTS)
     plan = hub.plan(name)
-    assert tuple(item.file.name for item in plan.parts[0].files) == PARTS
+    assert tuple(item.name for item in plan.parts[0].files) == PARTS
     assert plan.total == plan.left == size
     report = inspect(name, open_source=open_anywhere)
     assert (report.backbone_bytes, report.stored, report.is_here) == (size, "Q8_0", False)
@@ -144,7 +144,7 @@ def test_all_parts_of_a_split_file_are_planned_and_looked_at(name: str, split: H
         refusal("missing", f"has no {PARTS[2]}: it has {PARTS[0]}, ", lambda: hub.plan(name))
         assert f"{PARTS[2]} is missing" in inspect(name, open_source=open_anywhere).problems[0]
     else:  # the other file is whole
-        assert hub.plan(name).parts[0].files[0].file.name == "Q4_0/tiny-Q4_0.gguf"
+        assert hub.plan(name).parts[0].files[0].name == "Q4_0/tiny-Q4_0.gguf"
         assert inspect(name, open_source=open_anywhere).stored == "Q4_0"
 
 
@@ -178,7 +178,7 @@ def test_files_that_are_deep_in_a_repo_are_chosen_as_those_at_its_top(
         file.unlink()
     server.repos[REPO] = HubRepo(files)
     chosen = "gguf/Q8_0/tiny-Q8_0.gguf"
-    assert [item.file.name for item in hub.plan(REPO).parts[0].files] == [chosen]
+    assert [item.name for item in hub.plan(REPO).parts[0].files] == [chosen]
     assert inspect(REPO, open_source=open_anywhere).stored == "Q8_0"
     asked = ["--prompt", "a", "--max-new-tokens", "3", "--device", "cpu"]
     assert main(["generate", "--backbone", REPO, *asked]) == 0

@@ -30,13 +30,13 @@ def test_plan_of_heads_counts_the_base_in_one_format_to_the_byte(server: Hub) ->
     plan = hub.plan(HEADS)
     heads, base = plan.parts
     assert (heads.role, base.role, plan.base) == ("heads", "backbone", BASE)
-    assert {f.file.name for f in heads.files} == {"config.json", "medusa_lm_head.safetensors"}
-    assert {f.file.name for f in base.files} == BASE_NEEDS
+    assert {f.name for f in heads.files} == {"config.json", "medusa_lm_head.safetensors"}
+    assert {f.name for f in base.files} == BASE_NEEDS
     files = server.repos[BASE].files, server.repos[HEADS].files
     expected = sum(len(files[0][name]) for name in BASE_NEEDS)
-    expected += sum(len(files[1][f.file.name]) for f in heads.files)
+    expected += sum(len(files[1][f.name]) for f in heads.files)
     assert plan.total == plan.left == expected
-    assert plan.refusal is None and plan.fits and not plan.gated
+    assert plan.refusal is None and not plan.gated
     assert heads.sha == commit(server.repos[HEADS].files)
 
 
@@ -68,7 +68,7 @@ def test_a_base_that_is_gone_is_told_and_not_fatal(server: Hub) -> None:
 def test_a_whole_model_needs_no_base_and_its_pickles_where_nothing_else_is(server: Hub) -> None:
     plan = hub.plan(WHOLE)
     assert [part.role for part in plan.parts] == ["model"]
-    assert {f.file.name for f in plan.parts[0].files} == set(whole_files())
+    assert {f.name for f in plan.parts[0].files} == set(whole_files())
 
 
 def test_what_is_cached_is_not_counted(server: Hub) -> None:
@@ -115,7 +115,7 @@ def test_a_preset_pins_the_revision_and_knows_the_base(server: Hub) -> None:
     server.repos["lmsys/vicuna-7b-v1.3"] = HubRepo(base_files())
     plan = hub.plan(preset)
     assert plan.base == "lmsys/vicuna-7b-v1.3" and plan.parts[0].sha == commit(safe)
-    assert {f.file.name for f in plan.parts[0].files} == {
+    assert {f.name for f in plan.parts[0].files} == {
         "config.json",
         "medusa_lm_head.safetensors",
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from medusa_chat.hub import transfer
+from medusa_chat.hub import download
 from support.hub_server import Hub, HubRepo, serving
 
 MB = 1_000_000
@@ -97,6 +97,6 @@ def use(running: Hub, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 60)  # a busy machine is no fault
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "60")
-    monkeypatch.setattr(transfer, "CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 60)
+    monkeypatch.setattr(download, "CONNECT_SECONDS", 60.0)
     close_session()

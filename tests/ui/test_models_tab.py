@@ -160,8 +160,8 @@ def test_a_load_that_will_not_fit_is_confirmed_with_what_would_fit():
 def test_words_filter_what_is_known_and_an_id_has_a_row_of_its_own():
     cached = [hub.CachedModel("me/mine", 5, 0, True, True, "main", None, 0.0)]
     found = [
-        hub.Found("them/vicuna-heads", 7, 0, True, "", "x"),
-        hub.Found("me/mine", 1, 0, 0, "", ""),
+        hub.SearchResult("them/vicuna-heads", 7, 0, True, "", "x"),
+        hub.SearchResult("me/mine", 1, 0, 0, "", ""),
     ]
     everything = grouped(LoadChoices(), model_presets(), cached, found)
     assert [e.id for e in everything.found] == ["them/vicuna-heads", "me/mine"]
@@ -240,7 +240,7 @@ def test_the_networks_own_words_are_translated(reason):
 
 
 def test_gated_licence_and_downloads_are_told(monkeypatch):
-    found = hub.Found("a/b", 4321, 0, True, "", "x")
+    found = hub.SearchResult("a/b", 4321, 0, True, "", "x")
     row = row_view("found", Entry("a/b", found=found), LoadChoices(), Machine())
     assert fact(row, "gated") == "yes" and fact(row, "downloads") == "4,321"
     assert row["download"] == "looking …" and row["page"].endswith("/a/b")

@@ -7,7 +7,7 @@ from medusa_chat.checkpoints.gguf_library import LocalGguf
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.checkpoints.shipped_heads import is_of
-from medusa_chat.hub import CachedModel, Found
+from medusa_chat.hub import CachedModel, SearchResult
 from medusa_chat.hub.catalog import ModelPreset, repo_of
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail
 from medusa_chat.ui.models.load_form import LoadChoices
@@ -24,7 +24,7 @@ class Entry:
     id: str
     preset: ModelPreset | None = None
     cached: CachedModel | None = None
-    found: Found | None = None
+    found: SearchResult | None = None
     detail: Detail | None = None
     local: LocalGguf | None = None
     copies: tuple[KeptCopy, ...] = ()
@@ -89,7 +89,7 @@ def grouped(
     choices: LoadChoices,
     presets: Iterable[ModelPreset],
     cached: Iterable[CachedModel],
-    found: Iterable[Found],
+    found: Iterable[SearchResult],
     local: Iterable[LocalGguf] = (),
     copies: Sequence[KeptCopy] = (),
 ) -> Groups:

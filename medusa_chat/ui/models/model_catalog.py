@@ -34,7 +34,7 @@ class Search:
 
     text: str = ""
     state: Literal["asking", "done", "failed", "off"] = "off"
-    rows: tuple[hub.Found, ...] = ()
+    rows: tuple[hub.SearchResult, ...] = ()
     error: str = ""
 
 
@@ -151,7 +151,7 @@ class ModelCatalog:
         threading.Thread(target=self._search, args=(asking,), name="search", daemon=True).start()
         return asking
 
-    def found(self, text: str) -> tuple[hub.Found, ...]:
+    def found(self, text: str) -> tuple[hub.SearchResult, ...]:
         """What is known to be on the Hub for a text, without asking anybody."""
         words = text.lower().split()
         _, known = self._searches.get(" ".join(words), (0.0, Search()))

@@ -7,7 +7,7 @@ from typing import Any
 from medusa_chat.checkpoints.inspection_report import CONVERTED
 from medusa_chat.hub import gb, is_repo_id
 from medusa_chat.hub.catalog import model_presets, repo_of
-from medusa_chat.hub.environment import page
+from medusa_chat.hub.client import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
 from medusa_chat.ui.models.entries import DEMO, Entry
 from medusa_chat.ui.models.load_form import LoadChoices, is_local
