@@ -27,9 +27,8 @@ from medusa_chat.cli.options import (
 from medusa_chat.cli.terminal import stopping
 from medusa_chat.cli.training_progress import TrainingView, event_json
 from medusa_chat.errors import UsageError
-from medusa_chat.training.events import HiddenStates, TrainStep
+from medusa_chat.training.events import HiddenStates, RunLog, TrainStep
 from medusa_chat.training.recipe import TrainRequest, read_recipe
-from medusa_chat.training.run_log import RunLog
 
 OF_MEDUSA_2 = ("lambda0", "lambda0_schedule", "lora_rank", "lora_alpha", "lora_dropout")
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.checkpoints.adapters import wrapped_by_peft
-from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.recipe import JointRecipe
 
 
 def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
@@ -31,15 +31,15 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
 def linear_names(model: Any) -> tuple[str, ...]:
     """Last parts of the names of the decoder's linear layers, and of an LM head that is not tied to
     the embeddings."""
-    found = {
+    names = {
         name.rpartition(".")[2]
         for name, part in model.get_decoder().named_modules()
         if isinstance(part, (nn.Linear, Conv1D))
     }
     head = model.get_output_embeddings()
     if not is_tied(model):
-        found |= {n.rpartition(".")[2] for n, part in model.named_modules() if part is head}
-    return tuple(sorted(found))
+        names |= {n.rpartition(".")[2] for n, part in model.named_modules() if part is head}
+    return tuple(sorted(names))
 
 
 def adapter_size(model: Any, rank: int) -> int:
@@ -71,5 +71,12 @@ def adapter_tensors(model: Any) -> dict[str, Tensor]:
     `...lora_B.weight` [out, r]."""
     from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def load_adapter(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Put the tensors of adapter_tensors into the adapter."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(model, tensors)

@@ -18,19 +18,12 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.data import Example, collate
-from medusa_chat.training.hidden_states import stream_batches
-from medusa_chat.training.joint import train_jointly, weight_of_heads
-from medusa_chat.training.joint_loss import joint_loss, next_tokens
+from medusa_chat.training.joint import joint_loss, next_tokens, train_jointly, weight_of_heads
 from medusa_chat.training.lora import add_adapter, linear_names
-from medusa_chat.training.loss import (
-    IGNORED,
-    HeadLosses,
-    head_targets,
-)
+from medusa_chat.training.loss import IGNORED, HeadLosses, ShortVocabulary, head_targets
 from medusa_chat.training.process_group import ProcessGroup
-from medusa_chat.training.short_vocabulary import ShortVocabulary
-from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
-from medusa_chat.training.trainer import new_heads
+from medusa_chat.training.recipe import HeadRecipe, JointRecipe
+from medusa_chat.training.trainer import new_heads, stream_batches
 
 HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2)
 RECIPE = JointRecipe(heads=HEADS, learning_rate=1e-2, rank=4)

@@ -7,7 +7,7 @@ from support.training_models import write_backbone
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from medusa_chat.training.lora import adapter_size, add_adapter
-from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
+from medusa_chat.training.recipe import HeadRecipe, JointRecipe
 
 STAGE = HeadRecipe(steps=60, batch_tokens=60, cache_hidden=False)
 

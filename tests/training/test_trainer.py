@@ -17,14 +17,16 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
-from medusa_chat.training.accuracy import (
-    RANKS,
-    accuracies_of,
-    ranks_after,
-    ranks_of,
+from medusa_chat.training.answerers import (
+    BatchAnswerer,
+    DistillRecipe,
+    PromptBatch,
+    answer_prompts,
+    batch_rows,
+    fastest_answerer,
+    read_answers,
 )
-from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer, rows_of
-from medusa_chat.training.checkpoint_writer import Calibrated
+from medusa_chat.training.calibration import RANKS, accuracies_of, ranks_after, ranks_of
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
     Example,
@@ -32,16 +34,18 @@ from medusa_chat.training.data import (
     encode,
     group_by_length,
 )
-from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
-from medusa_chat.training.engine_answerer import PromptBatch
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
-from medusa_chat.training.hidden_states import cache_inputs
-from medusa_chat.training.loss import IGNORED, head_inputs, head_targets, medusa_loss
-from medusa_chat.training.optimizers import share_of_peak
-from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.trainer import new_heads, train_heads
-from medusa_chat.training.training_state import write_state
-from medusa_chat.training.tree_search import search_tree
+from medusa_chat.training.loss import (
+    IGNORED,
+    HeadInputs,
+    cache_inputs,
+    head_inputs,
+    head_targets,
+    medusa_loss,
+)
+from medusa_chat.training.recipe import HeadRecipe
+from medusa_chat.training.trainer import new_heads, share_of_peak, train_heads, write_state
+from medusa_chat.training.tree_search import Calibrated, search_tree
 from medusa_chat.trees.expected_length import expected_lengths, node_value
 
 END = 1
@@ -195,16 +199,15 @@ def test_the_loss_and_all_its_gradients_are_those_of_its_formula_however_it_is_c
             for k in range(3)
         )
         expected = torch.autograd.grad(direct, learning, materialize_grads=True)
-        result = medusa_loss(
-            *(some, model.lm_head, hidden, roots, targets, 0.8, rows),
-            trainable=[model.lm_head.weight],
-        )
+        inputs = HeadInputs(hidden, roots, targets)
+        trainable = [model.lm_head.weight]
+        result = medusa_loss(some, model.lm_head, inputs, 0.8, rows, trainable=trainable)
         torch.testing.assert_close(result.total, direct)
         got = torch.autograd.grad(3 * result.total, learning, materialize_grads=True)
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, 3 * theirs, atol=1e-6, rtol=1e-4)
     with torch.no_grad():
-        assert not medusa_loss(shared, model.lm_head, hidden, roots, targets).total.requires_grad
+        assert not medusa_loss(shared, model.lm_head, inputs).total.requires_grad
 
 
 # --------------------------------------------------------------------------------- trainer
@@ -493,9 +496,9 @@ def test_a_gpu_answers_as_many_prompts_at_once_as_its_memory_holds(
     card = SimpleNamespace(
         model=model, config=model.config, device=torch.device("cuda"), length=2048
     )
-    assert least <= rows_of(card) <= most
+    assert least <= batch_rows(card) <= most
     card.device = torch.device("cpu")
-    assert rows_of(card) == 16
+    assert batch_rows(card) == 16
 
 
 def test_where_our_c_gives_other_numbers_batches_answer(library, monkeypatch):

@@ -19,8 +19,8 @@ from kept_answers import (
 from paper_context import PaperContext
 
 from medusa_chat.bench.rows import Row, row
-from medusa_chat.training.hidden_states import cache_inputs
-from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.loss import cache_inputs
+from medusa_chat.training.recipe import HeadRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.units import number
 

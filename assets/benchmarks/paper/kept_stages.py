@@ -22,13 +22,10 @@ from paper_context import PaperContext
 from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
-from medusa_chat.training.hidden_states import cache_inputs
-from medusa_chat.training.joint import train_jointly
-from medusa_chat.training.joint_loss import evaluate_jointly
+from medusa_chat.training.joint import evaluate_jointly, train_jointly
 from medusa_chat.training.lora import add_adapter
-from medusa_chat.training.loss import HeadInputs
-from medusa_chat.training.short_vocabulary import ShortVocabulary
-from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.loss import HeadInputs, ShortVocabulary, cache_inputs
+from medusa_chat.training.recipe import JointRecipe
 from medusa_chat.training.trainer import new_heads, train_heads
 
 STEPS = 60  # of every method; of two stages the first half trains the heads alone
