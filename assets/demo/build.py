@@ -41,7 +41,7 @@ from medusa_chat.training.calibration import accuracies_of, ranks_of  # noqa: E4
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.events import HiddenStates, TrainStep  # noqa: E402
 from medusa_chat.training.loss import shortlist  # noqa: E402
-from medusa_chat.training.recipe import HeadRecipe  # noqa: E402
+from medusa_chat.training.recipe import Recipe as HeadsRecipe  # noqa: E402
 from medusa_chat.training.trainer import new_heads, train_heads  # noqa: E402
 from medusa_chat.training.tree_search import Calibrated  # noqa: E402
 
@@ -226,7 +226,12 @@ def make_heads(
     path = work / "heads.safetensors"
     if not path.exists():
         heads = new_heads(model.lm_head, plan.heads, plan.head_layers)
-        recipe = HeadRecipe(steps=plan.head_steps, learning_rate=plan.head_learning_rate)
+        recipe = HeadsRecipe(
+            max_steps=plan.head_steps,
+            batch_tokens=4096,
+            learning_rate=plan.head_learning_rate,
+            head_learning_rate_multiplier=1.0,
+        )
         events = train_heads(
             model, model.lm_head, heads, examples, recipe, held_out, work / "heads.pt"
         )

@@ -140,16 +140,27 @@ class RunLog:
 
 @dataclass(frozen=True)
 class Run:
-    """A training by its log. events: all lines but the first, in order. stamp: the time of the last
-    change of the file, in nanoseconds."""
+    """A training by its log. first: of its lines; events: the others, in order. stamp: the time of
+    the last change of the file, in nanoseconds."""
 
     file: Path
-    output: str
-    started: str
-    pid: int
-    can_stop: bool
+    first: dict[str, Any]
     events: tuple[dict[str, Any], ...]
     stamp: int = 0
+
+    @property
+    def output(self) -> str:
+        return str(self.first.get("output", ""))
+
+    @property
+    def started(self) -> str:
+        """Date and time, UTC."""
+        return str(self.first.get("started", ""))
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether the page may ask it to stop."""
+        return self.first.get("can_stop") is True
 
     @property
     def ended(self) -> dict[str, Any] | None:
@@ -161,7 +172,8 @@ class Run:
         """Whether it has not ended and its process exists."""
         import psutil
 
-        return self.ended is None and bool(psutil.pid_exists(self.pid))
+        pid = self.first.get("pid")
+        return self.ended is None and isinstance(pid, int) and bool(psutil.pid_exists(pid))
 
     def ask_to_stop(self) -> None:
         """Stop the training after its next step; --resume continues there. Raises OSError."""
@@ -201,19 +213,7 @@ def read(file: Path) -> Run | None:
     events = [event for event in map(_event, lines) if event is not None]
     if not events or events[0]["event"] != "began":
         return None
-    first = events[0]
-    try:
-        return Run(
-            file=file,
-            output=str(first["output"]),
-            started=str(first["started"]),
-            pid=int(first["pid"]),
-            can_stop=first["can_stop"] is True,
-            events=tuple(events[1:]),
-            stamp=stamp,
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
+    return Run(file, events[0], tuple(events[1:]), stamp)
 
 
 def _stamp(file: Path) -> int:

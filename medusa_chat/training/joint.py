@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.data import Batch, Example, collate, group_by_length
+from medusa_chat.training.data import Batch, Example, collate
 from medusa_chat.training.events import Evaluated, TrainStep
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
@@ -27,13 +27,13 @@ from medusa_chat.training.loss import (
     LMHead,
     ShortVocabulary,
     chunked_sum,
-    evaluated,
+    evaluate,
     head_targets,
     medusa_loss,
     run_decoder,
 )
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.recipe import JointRecipe
+from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.trainer import (
     StageState,
     adamw,
@@ -49,7 +49,7 @@ def train_jointly(
     model: Any,
     heads: MedusaHeads,
     examples: Sequence[Example],
-    recipe: JointRecipe,
+    recipe: Recipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
     group: ProcessGroup = ALONE,
@@ -59,33 +59,36 @@ def train_jointly(
     short and errors: as in train_heads."""
     heads.requires_grad_(True)
     adapter = [p for p in model.parameters() if p.requires_grad]
-    optimizers = [adamw(adapter, recipe.learning_rate, 0.0), *head_optimizers(heads, recipe.heads)]
+    optimizers = [adamw(adapter, recipe.learning_rate, 0.0), *head_optimizers(heads, recipe)]
     stage = StageState(heads, optimizers, recipe, state, model)
     stage.restore()
 
     def loss(step: int, rows: Sequence[Example]) -> HeadLosses:
         # the dropout depends on seed, step and process alone: a resumed training repeats it
-        torch.manual_seed(recipe.heads.seed + SEED_STRIDE * step + group.rank)
+        torch.manual_seed(recipe.seed + SEED_STRIDE * step + group.rank)
         weight = weight_of_heads(step, recipe)
         return joint_loss(model, heads, rows, recipe, weight, group, True, short)
 
-    batches = stream_batches(examples, recipe.heads, stage.step, group)
-    evaluation = partial(evaluate_jointly, model, heads, held_out, recipe) if held_out else None
+    def held_out_loss(rows: Sequence[Example]) -> HeadLosses:
+        return joint_loss(model, heads, rows, recipe, 1.0)
+
+    evaluation = partial(evaluate, held_out_loss, held_out, recipe) if held_out else None
+    batches = stream_batches(examples, recipe, stage.step, group)
     yield from run_steps(batches, loss, stage, evaluation, group)
 
 
-def weight_of_heads(step: int, recipe: JointRecipe) -> float:
+def weight_of_heads(step: int, recipe: Recipe) -> float:
     """lambda_0 at a step from 0 (Medusa, arXiv 2401.10774, 2.2.2)."""
-    if recipe.schedule == "constant":
+    if recipe.lambda0_schedule == "constant":
         return recipe.lambda0
-    return recipe.lambda0 * sin(pi / 2 * (step + 1) / recipe.heads.steps)
+    return recipe.lambda0 * sin(pi / 2 * (step + 1) / recipe.steps)
 
 
 def joint_loss(
     model: Any,
     heads: MedusaHeads,
     rows: Sequence[Example],
-    recipe: JointRecipe,
+    recipe: Recipe,
     weight: float,
     group: ProcessGroup = ALONE,
     dropout: bool = False,
@@ -118,11 +121,11 @@ def joint_loss(
         heads,
         lm_head if short is None else short.lm_head,
         HeadInputs(hidden[is_target], roots, targets[is_target]),
-        recipe.heads.decay,
+        recipe.decay,
         group=group,
         trainable=trainable,
     )
-    return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach())
+    return replace(medusa, total=lm + weight * medusa.total, lm=lm.detach(), lm_labels=lm_count)
 
 
 def next_tokens(batch: Batch) -> Tensor:
@@ -152,15 +155,3 @@ def _lm_loss(
         return F.kl_div(logits.log_softmax(-1), aim, reduction="sum", log_target=True) / count
 
     return chunked_sum(chunk_loss, hidden, ROWS_AT_ONCE, trainable)
-
-
-@torch.no_grad()
-def evaluate_jointly(
-    model: Any, heads: MedusaHeads, examples: Sequence[Example], recipe: JointRecipe, step: int
-) -> Evaluated:
-    """Losses (nats) of the backbone and of every head over the examples, each over its labels."""
-    groups = group_by_length(examples, recipe.heads.batch_tokens, recipe.heads.seed)
-    results = [joint_loss(model, heads, rows, recipe, 1.0) for rows in groups]
-    counts = [int((next_tokens(collate(rows)) != IGNORED).sum()) for rows in groups]
-    lm = sum(float(r.lm or 0.0) * n for r, n in zip(results, counts, strict=True))
-    return evaluated(step, results, lm / max(sum(counts), 1))

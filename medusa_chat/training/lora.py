@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.checkpoints.adapters import wrapped_by_peft
-from medusa_chat.training.recipe import JointRecipe
+from medusa_chat.training.recipe import Recipe
 
 
-def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
+def add_adapter(model: Any, recipe: Recipe) -> tuple[Any, tuple[str, ...]]:
     """The model, frozen, wrapped by peft with a new LoRA on every linear layer and the LM head; and
     the names of these layers. An LM head that is tied to the embeddings has none: it would change
     the embeddings as well."""
@@ -19,12 +19,12 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
     names = linear_names(model)
     config = LoraConfig(
         task_type="CAUSAL_LM",
-        r=recipe.rank,
-        lora_alpha=recipe.alpha,
-        lora_dropout=recipe.dropout,
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
         target_modules=list(names),
     )
-    torch.manual_seed(recipe.heads.seed)
+    torch.manual_seed(recipe.seed)
     return wrapped_by_peft(model.requires_grad_(False), config), names
 
 

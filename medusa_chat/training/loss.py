@@ -19,7 +19,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.training.data import Batch, Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated, HiddenStates, TopShares
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.recipe import HeadRecipe
+from medusa_chat.training.recipe import Recipe
 
 IGNORED = -100  # a target where a head has no label
 RANKS = 5  # predictions of a head that are counted while it learns
@@ -79,7 +79,7 @@ def head_inputs(model: Any, batch: Batch, heads: int) -> HeadInputs:
 
 
 def caching_inputs(
-    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe
+    model: Any, heads: int, examples: Sequence[Example], recipe: Recipe
 ) -> Generator[HiddenStates, None, HeadInputs]:
     """The inputs of all examples, by one pass of the backbone over each; an event a batch. Raises
     UsageError where there is no target."""
@@ -103,9 +103,7 @@ def caching_inputs(
     return HeadInputs(hidden[:count], torch.cat(roots), torch.cat(targets))
 
 
-def cache_inputs(
-    model: Any, heads: int, examples: Sequence[Example], recipe: HeadRecipe
-) -> HeadInputs:
+def cache_inputs(model: Any, heads: int, examples: Sequence[Example], recipe: Recipe) -> HeadInputs:
     """See caching_inputs; without its events."""
     events = caching_inputs(model, heads, examples, recipe)
     while True:
@@ -116,9 +114,7 @@ def cache_inputs(
             return inputs
 
 
-def draw_inputs(
-    cached: HeadInputs, recipe: HeadRecipe, start: int
-) -> Iterator[tuple[int, HeadInputs]]:
+def draw_inputs(cached: HeadInputs, recipe: Recipe, start: int) -> Iterator[tuple[int, HeadInputs]]:
     """(step, inputs) from step `start` on, drawn from cached ones in a new order each epoch."""
     count = len(cached.hidden)
     size = min(recipe.batch_labels, count)
@@ -193,14 +189,15 @@ class ShortVocabulary:
 class HeadLosses:
     """total: the scalar to minimise, float32. Per head, detached: mean losses [K] float32 in nats;
     hits [K, RANKS] int64, how often each of its first predictions was right; labels [K] int64. lm:
-    the backbone's own loss, a scalar, where the backbone is trained as well. Sums are over the rows
-    of this process, means over the labels of all processes."""
+    lm_labels: the backbone's own loss and its labels, scalars, where it is trained as well. Sums
+    are over the rows of this process, means over the labels of all processes."""
 
     total: Tensor
     losses: Tensor
     hits: Tensor
     labels: Tensor
     lm: Tensor | None = None
+    lm_labels: Tensor | None = None
 
 
 def medusa_loss(
@@ -247,12 +244,22 @@ def _sums(heads: MedusaHeads, lm_head: LMHead, inputs: HeadInputs) -> tuple[Tens
     return losses.view_as(wanted).sum(1), F.pad(hits, (0, RANKS - hits.shape[1]))
 
 
-def evaluated(step: int, results: Sequence[HeadLosses], lm: float | None = None) -> Evaluated:
-    """Losses and accuracies over the rows of all results, each head's over its own labels. lm: the
-    backbone's own loss."""
+@torch.no_grad()
+def evaluate(
+    loss: Callable[[Sequence[Example]], HeadLosses],
+    examples: Sequence[Example],
+    recipe: Recipe,
+    step: int,
+) -> Evaluated:
+    """Losses and accuracies over the examples, each head's over its own labels. loss: of some."""
+    groups = group_by_length(examples, recipe.batch_tokens, recipe.seed)
+    results = [loss(rows) for rows in groups]
     labels = torch.stack([r.labels for r in results]).sum(0).clamp(min=1)
     losses = torch.stack([r.losses * r.labels for r in results]).sum(0) / labels
     hits = torch.stack([r.hits for r in results]).sum(0)
+    own = [(r.lm, r.lm_labels) for r in results if r.lm is not None and r.lm_labels is not None]
+    counts = sum(int(count) for _, count in own)
+    lm = sum(float(mean) * int(count) for mean, count in own) / counts if own else None
     return Evaluated(step, tuple(losses.tolist()), top_shares(hits, labels), lm)
 
 

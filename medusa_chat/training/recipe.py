@@ -1,4 +1,4 @@
-"""Recipe: the settings of a training and of its stages, from presets/recipes/*.toml and options.
+"""Recipe: the settings of a training, from presets/recipes/*.toml and the command line.
 
 No torch: a wrong value is refused before slow imports.
 """
@@ -27,65 +27,22 @@ BACKBONE_RATE = 5e-4  # of LoRA in Medusa-2 (Medusa, arXiv 2401.10774, B.3)
 
 
 @dataclass(frozen=True)
-class HeadRecipe:
-    """Settings of a Medusa-1 stage; the defaults suit heads that share the LM head.
-
-    optimizer: "muon" uses Muon at learning_rate for the residual layers and AdamW at a tenth of it
-    for biases and for LM heads of their own; "adamw" uses AdamW at learning_rate for all.
-    batch_tokens: tokens of a batch, padding included; similar lengths are together. cache_hidden:
-    run the backbone once over all examples, keep the hidden states (d values a label) and draw
-    batches of batch_labels from them; otherwise run it at every step over a batch of batch_tokens.
-    decay: the loss of head k (from 1) has the weight decay^k. evaluate_every, save_every: steps;
-    both also happen after the last step.
-    """
-
-    steps: int = 500
-    batch_tokens: int = 4096
-    batch_labels: int = 1024
-    cache_hidden: bool = True
-    learning_rate: float = 2e-2
-    warmup_steps: int = 20
-    decay: float = 0.8
-    weight_decay: float = 0.0
-    evaluate_every: int = 100
-    save_every: int = 100
-    seed: int = 0
-    optimizer: str = "muon"
-
-
-@dataclass(frozen=True)
-class JointRecipe:
-    """Settings of a Medusa-2 stage. heads: settings of the heads, and the steps, batches and seed.
-
-    learning_rate: the adapter's. lambda0: the weight of the heads' loss beside the backbone's,
-    constant, or lambda0 x sin(pi/2 x step/steps) with the schedule "sine". distill: the backbone's
-    loss is KL(backbone without the adapter || backbone with it), otherwise the cross-entropy of the
-    data (Medusa, arXiv 2401.10774, 2.2.2 and 2.3.2). rank, alpha, dropout: the adapter's.
-    """
-
-    heads: HeadRecipe
-    learning_rate: float = 1e-4
-    lambda0: float = 0.2
-    schedule: str = "constant"
-    distill: bool = False
-    rank: int = 32
-    alpha: int = 16
-    dropout: float = 0.05
-
-
-@dataclass(frozen=True)
 class Recipe:
     """Settings of `medusa-chat train`; options of the command line bear the same names.
 
-    learning_rate: the backbone's (medusa-2); the heads' is head_learning_rate_multiplier times as
-    high. max_steps: in place of epochs. cache: keep the hidden states in memory where they fit and
-    there is a second epoch (medusa-1, one process). stages: 2 trains the heads alone first
-    (medusa-2). root: the heads also read the token that is certain when they draft, which other
-    programs' heads do not. lambda0: weight of the heads' loss beside the backbone's; with "sine"
-    it grows from 0. distill: the backbone answers the prompts itself, at `temperature` and with at
-    most `answer_tokens` tokens; in Medusa-2 it is also its own teacher. self_talk: number of
-    questions that it adds to a conversation after the last one. output: of Medusa-2, a whole model
-    or an adapter with heads. Raises UsageError for a value out of range.
+    optimizer: "muon" uses Muon for the matrices of the heads' layers and AdamW at a tenth of its
+    rate for biases and LM heads of their own. learning_rate: the backbone's (medusa-2); the heads'
+    is head_learning_rate_multiplier times as high. max_steps: in place of epochs. batch_tokens:
+    padding included. cache: keep the hidden states in memory where they fit and there is a second
+    epoch (medusa-1, one process). decay: the loss of head k (from 1) has the weight decay^k.
+    stages: 2 trains the heads alone first (medusa-2). root: the heads also read the token that is
+    certain when they draft, which other programs' heads do not. lambda0: weight of the heads' loss
+    beside the backbone's; with "sine" it grows from 0. distill: the backbone answers the prompts
+    itself, at `temperature` and with at most `answer_tokens` tokens; in Medusa-2 it is also its own
+    teacher: its loss is then KL(without the adapter || with it) in place of the data's
+    cross-entropy (Medusa, arXiv 2401.10774, 2.3.2). self_talk: number of questions that it adds to
+    a conversation after the last one. output: of Medusa-2, a whole model or an adapter with heads.
+    Raises UsageError for a value out of range.
     """
 
     name: str = "default"
@@ -133,24 +90,32 @@ class Recipe:
         """The heads' learning rate."""
         return self.learning_rate * self.head_learning_rate_multiplier
 
-    def joint(self, heads: HeadRecipe) -> JointRecipe:
-        """The settings of the stage that trains backbone and heads."""
-        return JointRecipe(
-            heads,
-            learning_rate=self.learning_rate,
-            lambda0=self.lambda0,
-            schedule=self.lambda0_schedule,
-            distill=self.distill,
-            rank=self.lora_rank,
-            alpha=self.lora_alpha,
-            dropout=self.lora_dropout,
-        )
+    @property
+    def batch_labels(self) -> int:
+        """Positions of a batch that is drawn from kept hidden states: about as many as a batch of
+        whole examples has."""
+        return max(self.batch_tokens // 4, 1)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a stage, of a resolved recipe (see setup.resolved)."""
+        assert self.max_steps is not None
+        return self.max_steps
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between two evaluations; one also follows the last step."""
+        return max(self.steps // 10, 1)
+
+    @property
+    def save_every(self) -> int:
+        """Steps between two states on the disk; the last step's is kept, too."""
+        return min(self.evaluate_every, 100)
 
     def changed(self, **options: Any) -> "Recipe":
         """The recipe with the options that are not None. Raises UsageError."""
-        return replace(
-            self, **self._for_method({n: v for n, v in options.items() if v is not None})
-        )
+        given = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **self._for_method(given))
 
     def _for_method(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with what Medusa-2 needs where the recipe is one of Medusa-1 and they do not

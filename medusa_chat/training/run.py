@@ -31,7 +31,7 @@ from medusa_chat.training.lora import adapter_tensors, add_adapter
 from medusa_chat.training.loss import shortlist
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
-from medusa_chat.training.setup import Plan, TrainingSetup, head_recipe, plan, prepare_setup
+from medusa_chat.training.setup import Plan, TrainingSetup, plan, prepare_setup, resolved
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.training.tree_search import Calibrated
 
@@ -41,8 +41,8 @@ Event = Stage | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibra
 
 
 def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
-    """Close the generator to stop: what is done stays on the disk, and a request with `resume`
-    continues there. Raises MedusaChatError; what can be checked without the backbone's weights is
+    """Close the generator to stop: the work so far stays on the disk, and a request with `resume`
+    continues from it. Raises MedusaChatError; what can be checked without the backbone's weights is
     checked first."""
     folder = work_folder(request.output)
     with _advice(request), _held(request, folder) if group.is_first else nullcontext():
@@ -98,24 +98,24 @@ def _train(
     lm_head = setup.model.get_output_embeddings()
     embedding = setup.model.get_input_embeddings() if recipe.root else None
     heads = new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head, embedding)
-    stage = head_recipe(recipe, examples, setup)
-    if group.size > 1 and stage.cache_hidden:
+    recipe = resolved(recipe, examples, setup)
+    if group.size > 1 and recipe.cache:
         setup.notes.append("hidden states are not cached: several processes stream the data")
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
     short = setup.short_vocabulary(recipe, tokens)
-    yield plan(request, setup, heads, examples, held_out, stage)
+    yield plan(request, recipe, setup, heads, examples, held_out)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
         file = folder / "heads.pt"
         yield from train_heads(
-            setup.model, setup.lm_head, heads, examples, stage, held_out, file, group, short=short
+            setup.model, setup.lm_head, heads, examples, recipe, held_out, file, group, short=short
         )
     adapter = Adapter()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
-        joint, file = recipe.joint(stage), folder / "joint.pt"
-        wrapped, layers = add_adapter(setup.model, joint)
-        yield from train_jointly(wrapped, heads, examples, joint, held_out, file, group, short)
+        wrapped, layers = add_adapter(setup.model, recipe)
+        file = folder / "joint.pt"
+        yield from train_jointly(wrapped, heads, examples, recipe, held_out, file, group, short)
         adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()
         del wrapped  # the merge reads the backbone again, into the memory of this one
@@ -133,7 +133,7 @@ def _train(
 
 @contextmanager
 def _advice(request: TrainRequest) -> Iterator[None]:
-    """Turns a lack of memory or of disk space into an error that says what to try."""
+    """Turn running out of memory or disk space into an error that says what to try."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -160,8 +160,8 @@ def work_folder(output: Path) -> Path:
 
 @contextmanager
 def _held(request: TrainRequest, folder: Path) -> Iterator[None]:
-    """Hold the work folder, with the request in it. What was done there stays after an error, else
-    nothing does. Raises UsageError where the output exists, where another training holds the
+    """Lock the work folder and write the request into it. After an error the folder stays if any
+    work was done. Raises UsageError where the output exists, where another training uses the
     folder, and where --resume, the folder and its request do not fit together."""
     output = request.output
     if output.exists():
@@ -179,7 +179,7 @@ def _held(request: TrainRequest, folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UsageError(f"{folder} belongs to a training that runs: end that one first") from None
+        raise UsageError(f"{folder} is in use by a running training: stop that one first") from None
     try:
         _write_request(request, folder)
         yield
@@ -210,13 +210,12 @@ def _write_request(request: TrainRequest, folder: Path) -> None:
 
 
 def _holds_work(folder: Path) -> bool:
-    """Whether anything was done there, or is there that is not ours; the request alone is no
-    work."""
+    """Whether the folder has more than a request: work of a training, or files of someone else."""
     return any(file.name not in (REQUEST, LOCK) for file in folder.iterdir())
 
 
 def _digest(path: Path) -> str:
-    """What tells one content of a file from another. Raises UsageError."""
+    """A short hash of a file's content. Raises UsageError."""
     try:
         with open(path, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
@@ -228,6 +227,5 @@ def _request_json(request: TrainRequest) -> dict[str, Any]:
     """The values that a resumed training must share."""
     chosen = asdict(request.recipe)
     data = [f"{path.resolve()} ({_digest(path)})" for path in request.data]
-    asked = {"backbone": request.backbone, "precision": request.precision}
-    length = {"explicit sequence_length": request.sequence_length}
-    return asked | {"data": data} | length | chosen
+    values = {"backbone": request.backbone, "precision": request.precision, "data": data}
+    return values | {"explicit sequence_length": request.sequence_length} | chosen

@@ -24,7 +24,7 @@ from medusa_chat.training.events import Stage
 from medusa_chat.training.lora import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE, ShortVocabulary
 from medusa_chat.training.process_group import ProcessGroup
-from medusa_chat.training.recipe import HeadRecipe, Recipe, TrainRequest
+from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.units import gb
 
 CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 8_000_000_000}  # most memory of cached hidden states
@@ -161,32 +161,18 @@ def _sequence_length(request: TrainRequest, text: Any) -> int:
     return length
 
 
-def head_recipe(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) -> HeadRecipe:
-    """The settings of the heads' stage. Hidden states are cached where there is a second epoch and
-    enough memory."""
+def resolved(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) -> Recipe:
+    """The recipe with its number of steps, a warmup within them, and whether hidden states are
+    cached: where there is a second epoch and enough memory."""
     labels = _labels(examples)
-    base = HeadRecipe(
-        batch_tokens=recipe.batch_tokens,
-        batch_labels=max(recipe.batch_tokens // 4, 1),
-        cache_hidden=_caches(recipe, labels, setup),
-        learning_rate=recipe.head_learning_rate,
-        decay=recipe.decay,
-        weight_decay=recipe.weight_decay,
-        seed=recipe.seed,
-        optimizer=recipe.optimizer,
-    )
-    in_epoch = max(labels // base.batch_labels, 1)  # about as many as batches of whole examples
-    if not base.cache_hidden:
-        in_epoch = len(group_by_length(examples, base.batch_tokens, base.seed))
+    caches = _caches(recipe, labels, setup)
+    # from cached states about as many as batches of whole examples
+    in_epoch = max(labels // recipe.batch_labels, 1)
+    if not caches:
+        in_epoch = len(group_by_length(examples, recipe.batch_tokens, recipe.seed))
     steps = recipe.max_steps or recipe.epochs * in_epoch
-    interval = max(steps // 10, 1)
-    return replace(
-        base,
-        steps=steps,
-        warmup_steps=min(recipe.warmup_steps, steps // 4),
-        evaluate_every=interval,
-        save_every=min(interval, 100),
-    )
+    warmup = min(recipe.warmup_steps, steps // 4)
+    return replace(recipe, cache=caches, max_steps=steps, warmup_steps=warmup)
 
 
 def _caches(recipe: Recipe, labels: int, setup: TrainingSetup) -> bool:
@@ -227,21 +213,21 @@ class Plan:
 
 def plan(
     request: TrainRequest,
+    recipe: Recipe,
     setup: TrainingSetup,
     heads: MedusaHeads,
     examples: Sequence[Example],
     held_out: Sequence[Example],
-    stage: HeadRecipe,
 ) -> Plan:
-    """The plan of a training whose head settings are `stage`. Raises UsageError where the disk has
-    too little space."""
-    recipe, model = request.recipe, setup.model
+    """The plan of a training by a resolved recipe. Raises UsageError where the disk has too little
+    space."""
+    model = setup.model
     is_joint = recipe.method == "medusa-2"
     is_one = list(examples) == list(held_out)  # a single conversation is in both
     every = examples if is_one else (*examples, *held_out)
     adapter = adapter_size(model, recipe.lora_rank) if is_joint else 0
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
-    cached = _labels(examples) * width if stage.cache_hidden else 0
+    cached = _labels(examples) * width if recipe.cache else 0
     needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged")
     return Plan(
         backbone=request.backbone,
@@ -253,11 +239,11 @@ def plan(
         held_out=len(held_out),
         tokens=sum(len(example.ids) for example in every),
         labels=_labels(every),
-        steps=stage.steps * (2 if is_joint and recipe.stages == 2 else 1),
-        memory_bytes=memory_bytes(model, heads, stage, adapter, cached),
+        steps=recipe.steps * (2 if is_joint and recipe.stages == 2 else 1),
+        memory_bytes=memory_bytes(model, heads, recipe.batch_tokens, adapter, cached),
         disk_bytes=needed,
         free_bytes=_require_space(request.output.resolve().parent, needed),
-        notes=(*setup.notes, *_plan_notes(is_one, stage.steps, is_joint and is_tied(model))),
+        notes=(*setup.notes, *_plan_notes(is_one, recipe.steps, is_joint and is_tied(model))),
     )
 
 
@@ -273,7 +259,7 @@ def _plan_notes(is_one: bool, steps: int, is_tied_joint: bool) -> Iterator[str]:
 
 
 def memory_bytes(
-    model: Any, heads: MedusaHeads, recipe: HeadRecipe, adapter: int, cached: int
+    model: Any, heads: MedusaHeads, batch_tokens: int, adapter: int, cached: int
 ) -> int:
     """Peak memory: weights; parameters, gradients (twice: a new one is added to the old) and
     optimizer state of all that is trained; the largest tensors of a batch; `cached` bytes of hidden
@@ -285,7 +271,7 @@ def memory_bytes(
     logits = 3 * 4 * ROWS_AT_ONCE * len(heads) * config.vocab_size
     layers = config.num_hidden_layers if adapter else 2
     held = 12 * model.dtype.itemsize + (22 * 4 if adapter else 0)  # peft's inputs in fp32
-    passes = recipe.batch_tokens * config.hidden_size * held * layers
+    passes = batch_tokens * config.hidden_size * held * layers
     return int(frozen + trained + logits + passes + cached)
 
 

@@ -27,13 +27,13 @@ from medusa_chat.training.loss import (
     ShortVocabulary,
     caching_inputs,
     draw_inputs,
-    evaluated,
+    evaluate,
     head_inputs,
     medusa_loss,
     top_shares,
 )
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.recipe import HeadRecipe, JointRecipe
+from medusa_chat.training.recipe import Recipe
 
 T = TypeVar("T")
 CLIP = 1.0  # largest norm of the gradients
@@ -78,7 +78,7 @@ def train_heads(
     lm_head: LMHead,
     heads: MedusaHeads,
     examples: Sequence[Example],
-    recipe: HeadRecipe,
+    recipe: Recipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
     group: ProcessGroup = ALONE,
@@ -97,7 +97,7 @@ def train_heads(
     heads.requires_grad_(True)
     stage = StageState(heads, head_optimizers(heads, recipe), recipe, state)
     stage.restore()
-    if recipe.cache_hidden and group.size == 1 and cached is None and stage.step < recipe.steps:
+    if recipe.cache and group.size == 1 and cached is None and stage.step < recipe.steps:
         cached = yield from caching_inputs(model, len(heads), examples, recipe)
     if cached is not None:
         batches = draw_inputs(cached, recipe, stage.step)
@@ -111,28 +111,16 @@ def train_heads(
         inputs = inputs._replace(targets=short.columns(inputs.targets))
         return medusa_loss(heads, short.lm_head, inputs, recipe.decay, group=group)
 
-    evaluation = partial(evaluate, model, lm_head, heads, held_out, recipe) if held_out else None
+    def held_out_loss(rows: Sequence[Example]) -> HeadLosses:
+        inputs = head_inputs(model, collate(rows), len(heads))
+        return medusa_loss(heads, lm_head, inputs, recipe.decay)
+
+    evaluation = partial(evaluate, held_out_loss, held_out, recipe) if held_out else None
     yield from run_steps(batches, loss, stage, evaluation, group)
 
 
-@torch.no_grad()
-def evaluate(
-    model: Any,
-    lm_head: LMHead,
-    heads: MedusaHeads,
-    examples: Sequence[Example],
-    recipe: HeadRecipe,
-    step: int,
-) -> Evaluated:
-    """Loss (nats) and accuracies of every head over the examples, each over its own labels."""
-    groups = group_by_length(examples, recipe.batch_tokens, recipe.seed)
-    batches = [head_inputs(model, collate(rows), len(heads)) for rows in groups]
-    losses = [medusa_loss(heads, lm_head, inputs, recipe.decay) for inputs in batches]
-    return evaluated(step, losses)
-
-
 def stream_batches(
-    examples: Sequence[Example], recipe: HeadRecipe, start: int, group: ProcessGroup
+    examples: Sequence[Example], recipe: Recipe, start: int, group: ProcessGroup
 ) -> Iterator[tuple[int, Sequence[Example]]]:
     """(step, this process's rows of the batch) from step `start` on. A process without any runs the
     first one without its labels, so that it has its part in every sum."""
@@ -157,16 +145,11 @@ class StageState:
 
     heads: MedusaHeads
     optimizers: Optimizers
-    recipe: HeadRecipe | JointRecipe
+    recipe: Recipe
     file: Path | None = None
     wrapped: Any = None
     step: int = 0
     saved_step: int = 0
-
-    @property
-    def schedule(self) -> HeadRecipe:
-        """The settings of its steps."""
-        return self.recipe.heads if isinstance(self.recipe, JointRecipe) else self.recipe
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -181,9 +164,9 @@ class StageState:
             return
         device = self.heads.weight.device
         saved: dict[str, Any] = torch.load(self.file, weights_only=True, map_location=device)
-        if not _holds(saved["recipe"], asdict(self.recipe)):
+        if saved["recipe"] != asdict(self.recipe):
             raise UsageError(
-                f"{self.file} belongs to another recipe: remove it, or use the same options"
+                f"{self.file} is of another recipe or version: remove it, or use the same options"
             )
         self.heads.load_state_dict(saved["heads"])
         for (optimizer, _), values in zip(self.optimizers, saved["optimizers"], strict=True):
@@ -206,14 +189,6 @@ class StageState:
             saved["adapter"] = adapter_tensors(self.wrapped)
         write_state(self.file, saved)
         self.saved_step = self.step
-
-
-def _holds(saved: dict[str, Any], recipe: dict[str, Any]) -> bool:
-    """Whether a state has these settings; that of an older version may have more."""
-    return all(
-        _holds(saved.get(key, {}), value) if isinstance(value, dict) else saved.get(key) == value
-        for key, value in recipe.items()
-    )
 
 
 def write_state(path: Path, saved: dict[str, Any]) -> None:
@@ -244,10 +219,10 @@ def run_steps(
     """One optimizer step for each (step, batch). The first process saves the state when that is
     due, and when the generator is closed between two steps. evaluate(steps done): when that is due.
     Raises MedusaChatError when the loss is not finite."""
-    schedule, parameters = stage.schedule, stage.parameters
+    recipe, parameters = stage.recipe, stage.parameters
     try:
         for step, batch in batches:
-            share = share_of_peak(step, schedule.steps, schedule.warmup_steps)
+            share = share_of_peak(step, recipe.steps, recipe.warmup_steps)
             _set_learning_rates(stage.optimizers, share)
             result = loss(step, batch)
             total = group.sum(result.total.detach().clone()).item()
@@ -260,11 +235,11 @@ def run_steps(
             _sum_gradients(parameters, group)
             _update(parameters, stage.optimizers)
             stage.step = done = step + 1
-            if group.is_first and is_due(done, schedule.save_every, schedule.steps):
+            if group.is_first and is_due(done, recipe.save_every, recipe.steps):
                 stage.save()
-            rate = share * schedule.learning_rate
-            yield _train_step(done, schedule.steps, result, total, rate, group)
-            if evaluate is not None and is_due(done, schedule.evaluate_every, schedule.steps):
+            rate = share * recipe.head_learning_rate
+            yield _train_step(done, recipe.steps, result, total, rate, group)
+            if evaluate is not None and is_due(done, recipe.evaluate_every, recipe.steps):
                 yield evaluate(done)
     except GeneratorExit:
         if group.is_first:
@@ -321,10 +296,10 @@ def _train_step(
 # ---------------------------------------------------------------------------------- the optimizers
 
 
-def head_optimizers(heads: MedusaHeads, recipe: HeadRecipe) -> Optimizers:
+def head_optimizers(heads: MedusaHeads, recipe: Recipe) -> Optimizers:
     """The recipe's optimizers of the heads: with Muon that one is for the matrices of the layers
     and of the root, and AdamW for all other parameters."""
-    rate, decay = recipe.learning_rate, recipe.weight_decay
+    rate, decay = recipe.head_learning_rate, recipe.weight_decay
     if recipe.optimizer == "adamw":
         return [adamw(heads.parameters(), rate, decay)]
     matrices = [p for p in (heads.weight, heads.root_weight) if p is not None]

@@ -30,7 +30,7 @@ def log_of(count: int, tmp_path, **more) -> RunLog:
 def test_what_a_training_tells_is_read_back_and_how_it_ended(tmp_path):
     with log_of(3, tmp_path) as log:
         run = latest()
-        assert run.is_running and run.pid == os.getpid() and run.can_stop
+        assert run.is_running and run.first["pid"] == os.getpid() and run.can_stop
         assert [event["step"] for event in run.events] == [1, 2, 3]
         log.stopped()
     run = latest(last_seen=run)

@@ -429,7 +429,7 @@ def test_two_trainings_do_not_share_a_folder(
     monkeypatch.setattr(TrainingView, "show", beside)
     assert main(line) == 0
     ((code, said),) = again
-    assert code == 2 and "out.training belongs to a training that runs" in said
+    assert code == 2 and "out.training is in use by a running training" in said
 
 
 def test_a_full_disk_costs_no_request(
