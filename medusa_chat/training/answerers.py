@@ -71,14 +71,19 @@ class Answerer(Protocol):
 
 
 def answerer_of(setup: TrainingSetup) -> Answerer:
-    """The fastest answerer for the backbone of a training. An answer ends at any token that ends a
-    turn. Raises UsageError for a backbone without one."""
+    """The fastest answerer for the backbone of a training. Raises UsageError: see turn_ends."""
+    return fastest_answerer(setup.model, setup.length, turn_ends(setup))
+
+
+def turn_ends(setup: TrainingSetup) -> list[int]:
+    """The tokens that end an answer of the backbone: all that end a turn. Raises UsageError where
+    there is none."""
     ends = sorted(end_tokens(setup.model, setup.tokenizer))
     if not ends:
         raise UsageError(
             "the backbone has no end token: set eos_token_id in its generation_config.json"
         )
-    return fastest_answerer(setup.model, setup.length, ends)
+    return ends
 
 
 def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:

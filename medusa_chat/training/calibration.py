@@ -27,7 +27,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.answerers import DistillRecipe, answerer_of, batch_rows
+from medusa_chat.training.answerers import BatchAnswerer, DistillRecipe, batch_rows, turn_ends
 from medusa_chat.training.checkpoint_writer import renew_figures
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example, encode_prompt
@@ -236,8 +236,10 @@ def _held_out_answers(
     )
     shutil.rmtree(folder, ignore_errors=True)  # a resumed training may answer in another way
     try:
+        # they are few and short: not worth laying the model out anew for the C pass
+        answerer = BatchAnswerer(setup.model, turn_ends(setup))
         events = answer_conversations(
-            answerer_of(setup), setup.tokenizer, prompts, greedy, setup.length, folder
+            answerer, setup.tokenizer, prompts, greedy, setup.length, folder
         )
         return [event.example for event in events if event.example is not None]
     except UsageError:

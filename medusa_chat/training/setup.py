@@ -165,7 +165,9 @@ def resolved(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) 
     """The recipe with its number of steps, a warmup within them, and whether hidden states are
     cached: where there is a second epoch and enough memory."""
     labels = _labels(examples)
-    caches = _caches(recipe, labels, setup)
+    width = setup.config.get_text_config().hidden_size * (2 if setup.precision != "fp32" else 4)
+    caches = recipe.cache and recipe.method == "medusa-1" and recipe.epochs > 1
+    caches &= labels * width <= CACHE_BYTES.get(setup.device.type, 0)
     # from cached states about as many as batches of whole examples
     in_epoch = max(labels // recipe.batch_labels, 1)
     if not caches:
@@ -173,13 +175,6 @@ def resolved(recipe: Recipe, examples: Sequence[Example], setup: TrainingSetup) 
     steps = recipe.max_steps or recipe.epochs * in_epoch
     warmup = min(recipe.warmup_steps, steps // 4)
     return replace(recipe, cache=caches, max_steps=steps, warmup_steps=warmup)
-
-
-def _caches(recipe: Recipe, labels: int, setup: TrainingSetup) -> bool:
-    """Whether hidden states are to be cached."""
-    width = setup.config.get_text_config().hidden_size * (2 if setup.precision != "fp32" else 4)
-    is_wanted = recipe.cache and recipe.method == "medusa-1" and recipe.epochs > 1
-    return is_wanted and labels * width <= CACHE_BYTES.get(setup.device.type, 0)
 
 
 def _labels(examples: Iterable[Example]) -> int:

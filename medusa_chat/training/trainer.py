@@ -223,7 +223,6 @@ def run_steps(
     try:
         for step, batch in batches:
             share = share_of_peak(step, recipe.steps, recipe.warmup_steps)
-            _set_learning_rates(stage.optimizers, share)
             result = loss(step, batch)
             total = group.sum(result.total.detach().clone()).item()
             if not math.isfinite(total):
@@ -233,7 +232,7 @@ def run_steps(
                 )
             result.total.backward()
             _sum_gradients(parameters, group)
-            _update(parameters, stage.optimizers)
+            _update(parameters, stage.optimizers, share)
             stage.step = done = step + 1
             if group.is_first and is_due(done, recipe.save_every, recipe.steps):
                 stage.save()
@@ -260,12 +259,6 @@ def share_of_peak(step: int, steps: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _set_learning_rates(optimizers: Optimizers, share: float) -> None:
-    for optimizer, peak in optimizers:
-        for param_group in optimizer.param_groups:
-            param_group["lr"] = peak * share
-
-
 def _sum_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
     """Sum the gradients over all processes. Every process takes part in every sum, also where it
     has no gradient of its own."""
@@ -277,9 +270,12 @@ def _sum_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> N
         group.sum(parameter.grad)
 
 
-def _update(parameters: Sequence[nn.Parameter], optimizers: Optimizers) -> None:
+def _update(parameters: Sequence[nn.Parameter], optimizers: Optimizers, share: float) -> None:
+    """One step of every optimizer at a share of its peak learning rate."""
     nn.utils.clip_grad_norm_(parameters, CLIP)
-    for optimizer, _ in optimizers:
+    for optimizer, peak in optimizers:
+        for param_group in optimizer.param_groups:
+            param_group["lr"] = peak * share
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
