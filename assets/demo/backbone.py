@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from medusa_chat.training.optimizers import Muon
-from medusa_chat.training.training_state import write_state
+from medusa_chat.training.trainer import Muon, write_state
 
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 PLACEHOLDER = re.compile(r"\[(name|user|your|city)[^]]*\]", re.IGNORECASE)

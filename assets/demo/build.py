@@ -32,15 +32,18 @@ from medusa_chat import paths  # noqa: E402
 from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
-from medusa_chat.training.accuracy import accuracies_of, ranks_of  # noqa: E402
-from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
-from medusa_chat.training.checkpoint_writer import Calibrated  # noqa: E402
+from medusa_chat.training.answerers import (  # noqa: E402
+    DistillRecipe,
+    answer_prompts,
+    fastest_answerer,  # noqa: E402
+)
+from medusa_chat.training.calibration import accuracies_of, ranks_of  # noqa: E402
 from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
-from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
 from medusa_chat.training.events import HiddenStates, TrainStep  # noqa: E402
-from medusa_chat.training.short_vocabulary import shortlist  # noqa: E402
-from medusa_chat.training.stage_recipes import HeadRecipe  # noqa: E402
+from medusa_chat.training.loss import shortlist  # noqa: E402
+from medusa_chat.training.recipe import Recipe as HeadsRecipe  # noqa: E402
 from medusa_chat.training.trainer import new_heads, train_heads  # noqa: E402
+from medusa_chat.training.tree_search import Calibrated  # noqa: E402
 
 SIZE_LIMIT = 24_000_000
 PROMPT_TOKENS = 400
@@ -223,7 +226,12 @@ def make_heads(
     path = work / "heads.safetensors"
     if not path.exists():
         heads = new_heads(model.lm_head, plan.heads, plan.head_layers)
-        recipe = HeadRecipe(steps=plan.head_steps, learning_rate=plan.head_learning_rate)
+        recipe = HeadsRecipe(
+            max_steps=plan.head_steps,
+            batch_tokens=4096,
+            learning_rate=plan.head_learning_rate,
+            head_learning_rate_multiplier=1.0,
+        )
         events = train_heads(
             model, model.lm_head, heads, examples, recipe, held_out, work / "heads.pt"
         )

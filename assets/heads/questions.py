@@ -14,12 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from medusa_chat.training.answerers import answerer_of
-from medusa_chat.training.distill import DistillRecipe, answer_prompts
+from medusa_chat.training.answerers import DistillRecipe, answer_prompts, answerer_of
 from medusa_chat.training.distill_conversations import question_prompt
 from medusa_chat.training.process_group import ALONE
 from medusa_chat.training.recipe import Recipe, TrainRequest
-from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
+from medusa_chat.training.setup import TrainingSetup, prepare_setup
 
 TOKENS = 96
 TEMPERATURE = 0.9
@@ -48,7 +47,7 @@ def read(request: TrainRequest) -> TrainingSetup:
             print(next(steps).name, file=sys.stderr)
     except StopIteration as end:
         setup: TrainingSetup = end.value
-    setup.model = read_model(setup)
+    setup.read_model()
     return setup
 
 

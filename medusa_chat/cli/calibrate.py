@@ -53,7 +53,7 @@ class Calibrate(LoadOptions, CalibrateOptions):
         files = data_paths(self.data, self.more)
         file = calibration_file(request.checkpoint, self.output, files)
         chats = own_chats() if self.chats else []
-        from medusa_chat.training.calibrate import calibrate
+        from medusa_chat.training.calibration import calibrate
 
         view = TrainingView(self.as_json)
         events = calibrate(request, files, self.nodes, file, chats)

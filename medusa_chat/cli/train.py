@@ -27,9 +27,8 @@ from medusa_chat.cli.options import (
 from medusa_chat.cli.terminal import stopping
 from medusa_chat.cli.training_progress import TrainingView, event_json
 from medusa_chat.errors import UsageError
-from medusa_chat.training.events import HiddenStates, TrainStep
+from medusa_chat.training.events import HiddenStates, RunLog, TrainStep
 from medusa_chat.training.recipe import TrainRequest, read_recipe
-from medusa_chat.training.run_log import RunLog
 
 OF_MEDUSA_2 = ("lambda0", "lambda0_schedule", "lora_rank", "lora_alpha", "lora_dropout")
 
@@ -123,8 +122,15 @@ class Train(RecipeOptions, TrainOptions):
             raise UsageError(f"--{option} is for medusa-2: add --method medusa-2, or omit it")
         prepare_process(self.device, self.data_dir, self.offline, self.precision)
         request = TrainRequest(
-            *(self.backbone, data_paths(self.data, self.more), self.output.expanduser(), recipe),
-            *(self.precision, self.device, self.offline, self.resume, self.sequence_length),
+            backbone=self.backbone,
+            data=data_paths(self.data, self.more),
+            output=self.output.expanduser(),
+            recipe=recipe,
+            precision=self.precision,
+            device=self.device,
+            offline=self.offline,
+            resume=self.resume,
+            sequence_length=self.sequence_length,
         )
         return run_training(request, self.as_json)
 

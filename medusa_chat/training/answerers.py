@@ -1,35 +1,63 @@
-"""Answerers: a backbone's own answers to prompts, by our engine or by transformers in batches."""
+"""Answerers: the backbone's own answers to prompts, kept in a file as they come.
 
+Plain decoding alone: typical acceptance would bias the answers (Medusa, arXiv 2401.10774, 2.3.2).
+"""
+
+import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 
+from medusa_chat import paths
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.memory import device_memory, held_bytes
 from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.usual_context import short_length
-from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.answer import BROKEN
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import cpu_threads, native
+from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.families import windows
 from medusa_chat.decoding.kv_cache import layer_shapes
-from medusa_chat.errors import UsageError
-from medusa_chat.training.engine_answerer import (
-    EngineAnswerer,
-    PromptBatch,
-    native_step,
-    require_finite,
-)
+from medusa_chat.decoding.probe import common_prefix
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.training.data import Example
 from medusa_chat.training.setup import TrainingSetup
 
-ROWS, MOST_ROWS = 16, 512  # prompts of a batch
+BATCH_ROWS, MOST_BATCH_ROWS = 16, 512  # prompts of a batch
+SEED_STRIDE = 1009  # between the seeds of two batches; those of a batch's rows lie between
+# Answers that are decoded side by side in C. SmolLM2 135M in bf16 on two cores with AVX-512: 8 give
+# 3.9 times the tokens/s of one, 32 give 4.7 times.
+NATIVE_ROWS = 32
+MOST_BYTES = 2**31  # of their keys and values
+NO_NOISE = -1  # in place of a position: the largest logit is taken
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Prompts (token ids) that are answered together. temperature: 0 is greedy."""
+
+    prompts: Sequence[Sequence[int]]
+    temperature: float
+    seed: int
+
+    def seed_of(self, row: int) -> int:
+        """The seed of one prompt, for an answerer that samples each by a seed of its own."""
+        return (self.seed * SEED_STRIDE + row) % 2**63
 
 
 class Answerer(Protocol):
-    """Answers prompts (token ids) with the backbone alone. name: how it decodes, kept with the
-    answers. ends: ids of the tokens that end an answer."""
+    """Answers prompts with the backbone alone. name: how it decodes; it is kept with the answers.
+    ends: ids of the tokens that end an answer."""
 
     name: str
     ends: tuple[int, ...]
@@ -37,23 +65,53 @@ class Answerer(Protocol):
     def answer(
         self, batches: Sequence[PromptBatch], most: int, skip: int = 0
     ) -> Iterator[list[int]]:
-        """For each prompt but the first `skip` an answer of at most `most` token ids, its end token
-        included, in their order, as they come. The same seeds give the same answers, whatever is
+        """The answers to all prompts but the first `skip`, in order, as they come: at most `most`
+        token ids each, the end token included. The same seeds give the same answers, whatever is
         skipped."""
 
 
+def answerer_of(setup: TrainingSetup) -> Answerer:
+    """The fastest answerer for the backbone of a training. Raises UsageError: see turn_ends."""
+    return fastest_answerer(setup.model, setup.length, turn_ends(setup))
+
+
+def turn_ends(setup: TrainingSetup) -> list[int]:
+    """The tokens that end an answer of the backbone: all that end a turn. Raises UsageError where
+    there is none."""
+    ends = sorted(end_tokens(setup.model, setup.tokenizer))
+    if not ends:
+        raise UsageError(
+            "the backbone has no end token: set eos_token_id in its generation_config.json"
+        )
+    return ends
+
+
 def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
-    """The faster answerer for this model, for texts of at most `context` tokens: our engine where
-    the pass is one call into C; otherwise batches. Both decode many answers at once, since a row
-    costs little beside the weights that every step reads."""
+    """The fastest answerer for texts of at most `context` tokens: the C library where it runs the
+    whole model, otherwise batches. Both decode many answers at once, since a row costs little
+    beside the weights, which every step reads."""
     config = model.config.get_text_config()
     width = windows(config)[0] or context
     short = short_length(config.to_dict()) or context
-    # a row sees its whole text there, with longrope's factors of the passes that train
+    # a row sees its whole text, with longrope's factors of the passes that train
     fits = context <= min(width, short)
     has_pass = native.can_run(model) and fits and native_build.library() is not None
     step = native_step(model, context) if has_pass else None
-    return BatchAnswerer(model, ends) if step is None else EngineAnswerer(step, ends)
+    return BatchAnswerer(model, ends) if step is None else NativeAnswerer(step, ends)
+
+
+def batch_rows(setup: TrainingSetup) -> int:
+    """Prompts of a batch. On a GPU, where a row costs little, as many as fit into half of the
+    memory beside the model; keys and values are held twice while they grow."""
+    if setup.device.type == "cpu":
+        return BATCH_ROWS
+    shapes = layer_shapes(setup.model.get_decoder(), setup.config.get_text_config(), setup.device)
+    token = sum(shape.heads * shape.width for shape in shapes) * setup.model.dtype.itemsize
+    room = device_memory(setup.device).total - held_bytes(setup.model)
+    return max(BATCH_ROWS, min(MOST_BATCH_ROWS, room // 2 // (2 * token * setup.length)))
+
+
+# ---------------------------------------------------------------------- batches, by transformers
 
 
 class BatchAnswerer:
@@ -68,7 +126,7 @@ class BatchAnswerer:
     def answer(
         self, batches: Sequence[PromptBatch], most: int, skip: int = 0
     ) -> Iterator[list[int]]:
-        """See Answerer."""
+        """See Answerer. A batch is decoded whole, since its rows share a random state."""
         for batch in batches:
             count = len(batch.prompts)
             if skip < count:
@@ -76,14 +134,13 @@ class BatchAnswerer:
             skip = max(skip - count, 0)
 
     def _answer_batch(self, batch: PromptBatch, most: int) -> list[list[int]]:
-        prompts, temperature = batch.prompts, batch.temperature
-        model, width = self.model, max(map(len, prompts))
-        ids = torch.full((len(prompts), width), self.ends[0])
+        model, width = self.model, max(map(len, batch.prompts))
+        ids = torch.full((len(batch.prompts), width), self.ends[0])
         mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):  # padded on the left
+        for row, prompt in enumerate(batch.prompts):  # padded on the left
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        sampling = {"do_sample": True, "temperature": batch.temperature, "top_k": 0, "top_p": 1.0}
         with _plain_generation(model), torch.inference_mode():
             torch.manual_seed(batch.seed)
             output = model.generate(
@@ -92,19 +149,27 @@ class BatchAnswerer:
                 max_new_tokens=most,
                 eos_token_id=list(self.ends),
                 pad_token_id=self.ends[0],
-                logits_processor=LogitsProcessorList([_Finite()]),
-                **(sampling if temperature else {"do_sample": False}),
+                logits_processor=LogitsProcessorList([_finite]),
+                **(sampling if batch.temperature else {"do_sample": False}),
             )
         return [_until_end(row, self.ends) for row in output[:, width:].tolist()]
 
 
-class _Finite(LogitsProcessor):
-    """Lets logits be, and raises MedusaChatError for those that are no numbers."""
+def _finite(_: Tensor, logits: Tensor) -> Tensor:
+    """A logits processor that changes nothing."""
+    require_finite(logits)
+    return logits
 
-    def __call__(self, input_ids: Any, scores: Any) -> Tensor:
-        require_finite(scores)
-        found: Tensor = scores
-        return found
+
+def require_finite(logits: Tensor) -> None:
+    """Raises MedusaChatError where the largest of a row of logits [n, V] is not finite."""
+    if not logits.amax(-1).isfinite().all():
+        raise MedusaChatError(BROKEN)
+
+
+def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
+    end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return ids[: end + 1]
 
 
 @contextmanager
@@ -120,28 +185,231 @@ def _plain_generation(model: Any) -> Iterator[None]:
         model.generation_config = kept
 
 
-def rows_of(setup: TrainingSetup) -> int:
-    """Prompts of a batch: on a GPU, where a row costs little, as many as fit into half of the
-    memory that the model leaves, their keys and values held twice as they grow."""
-    if setup.device.type == "cpu":
-        return ROWS
-    shapes = layer_shapes(setup.model.get_decoder(), setup.config.get_text_config(), setup.device)
-    token = sum(shape.heads * shape.width for shape in shapes) * setup.model.dtype.itemsize
-    room = device_memory(setup.device).total - held_bytes(setup.model)
-    return max(ROWS, min(MOST_ROWS, room // 2 // (2 * token * setup.length)))
+# ---------------------------------------------------------------- many texts at once, by the C pass
 
 
-def answerer_of(setup: TrainingSetup) -> Answerer:
-    """The faster answerer for the backbone of a training, which ends at the tokens that end a turn,
-    those of the chat included. Raises UsageError without any."""
-    ends = sorted(end_tokens(setup.model, setup.tokenizer))
-    if not ends:
+@dataclass
+class Request:
+    """A prompt and its answer so far. index: its place among all prompts; slot: its text's place
+    among those that are decoded side by side."""
+
+    index: int
+    prompt: Sequence[int]
+    settings: GenerationSettings
+    answer: list[int] = field(default_factory=list)
+    slot: int = 0
+
+    @property
+    def last_position(self) -> int:
+        """The position of the last token, which the next pass reads."""
+        return len(self.prompt) + len(self.answer) - 1
+
+    def has_ended(self, ends: Sequence[int]) -> bool:
+        return self.answer[-1] in ends or len(self.answer) == self.settings.max_new_tokens
+
+
+class NativeAnswerer:
+    """Plain decoding of many answers at once, in C: token for token what the engine gives for one.
+    Prompts are read one by one; when an answer ends, the next prompt takes its place."""
+
+    name = "our engine"
+
+    def __init__(
+        self, step: native.NativeStep, ends: Sequence[int], rows: int = NATIVE_ROWS
+    ) -> None:
+        """rows: most answers side by side."""
+        self.ends, self._rows, self._step = tuple(ends), rows, step
+        self._cached: Sequence[int] = ()  # the prompt whose keys and values the cache holds
+
+    def answer(
+        self, batches: Sequence[PromptBatch], most: int, skip: int = 0
+    ) -> Iterator[list[int]]:
+        """See Answerer. An answer comes as soon as it and all before it have ended."""
+        ended: dict[int, list[int]] = {}
+        for request in self._in_any_order(self._requests(batches, most)[skip:]):
+            ended[request.index] = request.answer
+            while skip in ended:
+                yield ended.pop(skip)
+                skip += 1
+
+    def _requests(self, batches: Sequence[PromptBatch], most: int) -> list[Request]:
+        context, requests = self._step.backbone.context, list[Request]()
+        for batch in batches:
+            for row, prompt in enumerate(batch.prompts):
+                settings = GenerationSettings(
+                    temperature=batch.temperature,
+                    max_new_tokens=max(min(most, context - len(prompt)), 1),
+                    seed=batch.seed_of(row),
+                )
+                requests.append(Request(len(requests), prompt, settings))
+        return requests
+
+    def _in_any_order(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """The requests as they end. While it waits for its reader, torch's settings are as they
+        were."""
+        if not requests:
+            return
+        free, texts = self._slots(requests)
+        waiting, running = deque(requests), list[Request]()
+        while waiting or running:
+            with cpu_threads.of_torch(1), torch.inference_mode():
+                while free and waiting:
+                    running.append(self._begin(waiting.popleft(), free.pop(), texts))
+                going = [one for one in running if not one.has_ended(self.ends)]
+                if going:
+                    self._decode_step(going, texts)
+            ended = [one for one in running if one.has_ended(self.ends)]
+            running = [one for one in running if not one.has_ended(self.ends)]
+            free += [one.slot for one in ended]
+            yield from ended
+
+    def _slots(self, requests: Sequence[Request]) -> tuple[list[int], native.NativeTexts]:
+        """As many slots as there are texts and memory for, each as long as the longest text."""
+        decoder = self._step.decoder
+        capacity = max(len(one.prompt) + one.settings.max_new_tokens for one in requests)
+        fitting = MOST_BYTES // native.NativeTexts.bytes_of(decoder, capacity)
+        count = max(min(self._rows, len(requests), fitting), 1)
+        return list(range(count)), native.NativeTexts(decoder, count, capacity)
+
+    def _begin(self, request: Request, slot: int, texts: native.NativeTexts) -> Request:
+        """Read the prompt into the slot and draw the answer's first token."""
+        backbone, prompt = self._step.backbone, request.prompt
+        reused = min(common_prefix(self._cached, prompt), len(prompt) - 1)
+        backbone.cache.crop(reused)
+        self._cached = prompt
+        for part in torch.tensor(prompt[reused:]).split(backbone.chunk):
+            hidden = backbone.run_chunk(part)
+        texts.put(slot, backbone.cache)
+        request.slot = slot
+        self._extend([request], hidden[-1:])
+        return request
+
+    def _decode_step(self, going: Sequence[Request], texts: native.NativeTexts) -> None:
+        """Give each of the answers its next token."""
+        tokens = torch.tensor([one.answer[-1] for one in going])
+        positions = torch.tensor([one.last_position for one in going])
+        hidden = texts.run(tokens, positions, torch.tensor([one.slot for one in going]))
+        self._extend(going, hidden)
+
+    def _extend(self, going: Sequence[Request], hidden: Tensor) -> None:
+        """Draw the next token of each by hidden [n, d] as the engine does (acceptance.exact)."""
+        logits, rows = self._step.backbone.lm_head(hidden), self._step.rows
+        require_finite(logits)
+        settings = [one.settings for one in going]
+        is_greedy = torch.tensor([one.is_greedy for one in settings])
+        if is_greedy.all():
+            drawn = rows.largest(logits)
+        else:
+            scores = logits.float() / torch.tensor([one.scale for one in settings])[:, None]
+            positions = torch.tensor([one.last_position + 1 for one in going])
+            seeds = torch.tensor([one.seed for one in settings])
+            drawn = rows.draw_each(scores, positions.masked_fill(is_greedy, NO_NOISE), seeds)
+        for one, token in zip(going, drawn.tolist(), strict=True):
+            one.answer.append(token)
+
+
+def native_step(model: Any, context: int) -> native.NativeStep | None:
+    """Steps in C over texts of at most `context` tokens, of a copy of the model that shares the
+    weights: its own submodules must stay as they are to be trained. None where C gives other
+    numbers than torch."""
+    library = native_build.library()
+    assert library is not None
+    shared = {id(p): p for p in model.parameters()}
+    copied = deepcopy(model, shared).eval()
+    threads = native.NativeThreads(library, cpu_threads.of_native(copied))
+    lay_out = native.layout(copied, threads)
+    if lay_out is None:
+        return None
+    replace_submodules(copied, packs=False, lay_out=lay_out)
+    return native.native_step(Backbone(copied, context), None, threads)
+
+
+# ----------------------------------------------------------------------------- the file of answers
+
+
+@dataclass(frozen=True)
+class DistillRecipe:
+    """How prompts are answered. temperatures: one a batch, in turn; 0 is greedy. rows: prompts of a
+    batch."""
+
+    max_new_tokens: int = 96
+    temperatures: tuple[float, ...] = (0.3, 0.0)
+    rows: int = BATCH_ROWS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer as token ids, with its end token. index: of the prompt. by: the answerer's name."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    temperature: float
+    by: str
+
+    @property
+    def example(self) -> Example:
+        """The prompt and the answer, whose tokens are the labels."""
+        is_label = (False,) * len(self.prompt_ids) + (True,) * len(self.answer_ids)
+        return Example(self.prompt_ids + self.answer_ids, is_label, f"answer {self.index}")
+
+
+def answer_prompts(
+    answerer: Answerer, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
+) -> Iterator[Answer]:
+    """Answer every prompt (token ids); each answer is appended to the JSONL file at `path`.
+
+    Answers that the file holds come first and are not made again: the same prompts and recipe give
+    the same file, interrupted or not. Raises UsageError for the file of other prompts or of another
+    answerer.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    batches: list[PromptBatch] = []  # of similar lengths
+    for start in range(0, len(order), recipe.rows):
+        chosen = [prompts[index] for index in order[start : start + recipe.rows]]
+        temperature = recipe.temperatures[len(batches) % len(recipe.temperatures)]
+        batches.append(PromptBatch(chosen, temperature, recipe.seed + len(batches)))
+    kept = _kept(path, order, prompts)
+    yield from kept
+    if len(kept) == len(prompts):
+        return
+    if kept and kept[0].by != answerer.name:
         raise UsageError(
-            "the backbone has no end token: set eos_token_id in its generation_config.json"
+            f"{path} was written by {kept[0].by}, and {answerer.name} samples differently: remove "
+            "it, or continue with the version and on the machine that wrote it"
         )
-    return fastest_answerer(setup.model, setup.length, ends)
+    answers = answerer.answer(batches, recipe.max_new_tokens, len(kept))
+    with path.open("a", encoding="utf-8") as file:
+        for place, ids in enumerate(answers, start=len(kept)):
+            index, temperature = order[place], batches[place // recipe.rows].temperature
+            answer = Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
+            file.write(json.dumps(asdict(answer)) + "\n")
+            file.flush()
+            yield answer
 
 
-def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
-    end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return ids[: end + 1]
+def read_answers(path: Path) -> Iterator[Answer]:
+    """The answers of a file, up to an incomplete line."""
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            return
+        prompt, answer = tuple(row["prompt_ids"]), tuple(row["answer_ids"])
+        yield Answer(row["index"], prompt, answer, row["temperature"], row["by"])
+
+
+def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Answer]:
+    """The answers in the file, which is cut behind them: the last line is incomplete where the
+    disk was full or the program was killed. order: of the prompts' indices. Raises UsageError."""
+    if not path.exists():
+        return []
+    answers = list(read_answers(path))
+    wanted = [(index, tuple(prompts[index])) for index in order[: len(answers)]]
+    if [(answer.index, answer.prompt_ids) for answer in answers] != wanted:
+        raise UsageError(f"{path} contains the answers to other prompts: remove it")
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines[len(answers) :]:
+        paths.write_bytes(path, b"".join(lines[: len(answers)]))
+    return answers

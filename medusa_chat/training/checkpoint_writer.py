@@ -1,108 +1,72 @@
-"""The files of a trained checkpoint, a folder that every other command takes."""
+"""The checkpoint of a training: heads, heads with an adapter, or a whole model; and its card."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from medusa_chat import paths
+from medusa_chat import __version__, paths
+from medusa_chat.checkpoints import weights
+from medusa_chat.checkpoints.adapters import merge_adapter
 from medusa_chat.checkpoints.head_tensors import tensors_of
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
-from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
-from medusa_chat.training.recipe import Recipe
-from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.training.recipe import Recipe, TrainRequest
+from medusa_chat.training.setup import Base, TrainingSetup
+from medusa_chat.training.tree_search import Calibrated
 
-TREE_NODES = 64
-USED_NODES = 16  # the first nodes, for which the tree is searched; larger trees extend it
-SIZES = (1, 2, 4, 8, 16, 32, 64)
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Rank accuracies a[k][i] of the heads, the paths (choices) of the best tree, and what was
-    measured. positions: labels of the first head. rates: nodes -> tokens a step that the answers
-    would have had with the tree, where it was searched by answers. shortlist: ids of the tokens
-    that the heads may draft; empty: all."""
-
-    accuracies: tuple[tuple[float, ...], ...]
-    choices: tuple[tuple[int, ...], ...]
-    measured_on: str
-    positions: int
-    rates: Mapping[int, float] = field(default_factory=dict)
-    shortlist: tuple[int, ...] = ()
-
-    @classmethod
-    def search(
-        cls,
-        accuracies: Sequence[Sequence[float]],
-        nodes: int,
-        measured_on: str,
-        positions: int,
-        answers: Sequence[Answer] = (),
-    ) -> "Calibrated":
-        """The calibration with the best tree of at most `nodes` nodes: by the paths of whole
-        answers where there are any, otherwise by products of accuracies. Raises UsageError."""
-        table = tuple(tuple(round(a, 5) for a in row) for row in accuracies)
-        if not answers:
-            return cls(table, search_tree(table, nodes).choices[1:], measured_on, positions)
-        tree = search_paths(answers, nodes, min(nodes, USED_NODES))
-        rates = {n: round(tokens_per_step(answers, tree.head(n)), 3) for n in _sizes(tree)}
-        return cls(table, tree.choices[1:], measured_on, positions, rates)
-
-    @property
-    def tree(self) -> Tree:
-        return Tree.from_choices(self.choices)
-
-    @property
-    def expected(self) -> dict[int, float]:
-        """Nodes -> tokens a step for sizes up to the tree's: by the answers where it was searched
-        by them, otherwise by the accuracies."""
-        lengths = expected_lengths(self.tree, self.accuracies)
-        return {n: lengths[n - 1] for n in _sizes(self.tree)} | dict(self.rates)
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of medusa_calibration.json."""
-        shown = {"version": 1, "accuracies": self.accuracies, "choices": self.choices}
-        rates = {"tokens_per_step": {str(n): rate for n, rate in self.rates.items()}}
-        origin = {"measured_on": self.measured_on, "positions": self.positions}
-        short = {"shortlist": self.shortlist} if self.shortlist else {}
-        return {**shown, **origin, **(rates if self.rates else {}), **short}
-
-
-def _sizes(tree: Tree) -> list[int]:
-    return sorted({*(n for n in SIZES if n < len(tree)), len(tree)})
+FIGURES = re.compile(  # of a card, as `_figures` writes them
+    r"^Measured on .*\n\r?\n\| head \| top-1 \| top-5 \|\r?\n(\|.*\n)+\r?\n"
+    r"Tokens a step expected .*[^\r\n]",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
-class Base:
-    """The backbone of the heads. name: as the user gave it; folder: None for a Hub id."""
+class Adapter:
+    """A trained LoRA adapter: its tensors, as `adapter_tensors` gives them ([rank, in] and
+    [out, rank]), and the names of the layers it is on. Without tensors there is none."""
 
-    name: str
-    folder: Path | None
-
-    def seen_from(self, output: Path) -> str:
-        """The value of `base_model_name_or_path` in `output`: a Hub id; a relative path for a
-        folder beside or below, so that both can be moved together; otherwise the absolute path."""
-        if self.folder is None:
-            return self.name
-        folder, near = self.folder.resolve(), output.resolve().parent
-        is_near = folder.is_relative_to(near)
-        return folder.relative_to(near).as_posix() if is_near else str(folder)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    layers: Sequence[str] = ()
 
 
-def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
-    """Let `fill` write the folder `output`, whole or not at all. Returns its bytes.
+def write_checkpoint(
+    request: TrainRequest,
+    setup: TrainingSetup,
+    heads: MedusaHeads,
+    calibrated: Calibrated,
+    adapter: Adapter,
+) -> int:
+    """Write the output of the request, whole or not at all -> its bytes. The heads' matrices
+    [layers, K, d, d] and biases [layers, K, d] are written in the backbone's dtype; the adapter's
+    tensors in their own, or merged into the backbone's weights. Raises UsageError where the output
+    exists, and MedusaChatError where the disk is full."""
+    recipe, output = request.recipe, request.output
+    base = setup.base.seen_from(output)
+    heads = heads.to(setup.model.dtype).requires_grad_(False)
+    is_merged = recipe.method == "medusa-2" and recipe.output == "merged"
+    if is_merged:
+        setup.model = None  # frees the memory for the model that the adapter is merged into
 
-    Raises UsageError where `output` exists and MedusaChatError where the disk is full."""
+    def fill(folder: Path) -> None:
+        if is_merged:
+            _write_merged(request, setup, folder, adapter, base)
+        else:
+            _write_json(folder / "config.json", _heads_config(heads, base))
+            if adapter.tensors:
+                _write_adapter(folder, adapter, recipe, base)
+        write_heads(folder, heads, calibrated)
+        card = model_card(setup.base, recipe, [path.name for path in request.data], calibrated)
+        (folder / "README.md").write_text(card, "utf-8")
+
     try:
         return paths.write_folder(output, fill)
     except FileExistsError:
@@ -114,14 +78,27 @@ def write_checkpoint(output: Path, fill: Callable[[Path], None]) -> int:
         ) from error
 
 
+def _write_merged(
+    request: TrainRequest, setup: TrainingSetup, folder: Path, adapter: Adapter, base: str
+) -> None:
+    """Write the whole model. The adapter is merged into the published weights in 16 bits, also
+    where it was trained over quantised ones."""
+    file = _write_adapter(folder, adapter, request.recipe, base)
+    precision = "bf16" if setup.precision in ("nf4", "int8") else setup.precision
+    model = weights.read_model(setup.source, setup.config, precision, torch.device("cpu"))
+    merge_adapter(model, file).save_pretrained(folder)
+    setup.tokenizer.save_pretrained(folder)
+    file.unlink()
+    file.with_name("adapter_config.json").unlink()
+
+
 def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
-    """Write the heads, in their own dtype and under the names of `tensors_of`, and
-    their calibration."""
+    """Write the heads in their own dtype, named as `tensors_of` has them, and their calibration."""
     save_file(tensors_of(heads.to("cpu")), folder / HEADS_FILE)
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
 
 
-def heads_config(heads: MedusaHeads, base: str) -> dict[str, Any]:
+def _heads_config(heads: MedusaHeads, base: str) -> dict[str, Any]:
     """config.json of a folder with heads alone, in the reference's format."""
     return {
         "base_model_name_or_path": base,
@@ -131,19 +108,15 @@ def heads_config(heads: MedusaHeads, base: str) -> dict[str, Any]:
     }
 
 
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Write an indented JSON file."""
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
-def write_adapter(
-    folder: Path, tensors: dict[str, Tensor], names: Sequence[str], recipe: Recipe, base: str
-) -> Path:
-    """Write the adapter and its config in peft's format. tensors: as `adapter_tensors` gives them
-    ([rank, in] and [out, rank]), written in their own dtype. names: of the layers it is on.
-    Returns the file of the weights."""
+def _write_adapter(folder: Path, adapter: Adapter, recipe: Recipe, base: str) -> Path:
+    """Write the adapter and its config in peft's format, every tensor in its own dtype -> the file
+    of the weights."""
     file = folder / "adapter_model.safetensors"
-    save_file(tensors, file)
+    save_file(adapter.tensors, file)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -151,8 +124,89 @@ def write_adapter(
         "r": recipe.lora_rank,
         "lora_alpha": recipe.lora_alpha,
         "lora_dropout": recipe.lora_dropout,
-        "target_modules": list(names),
+        "target_modules": list(adapter.layers),
         "bias": "none",
     }
-    write_json(folder / "adapter_config.json", config)
+    _write_json(folder / "adapter_config.json", config)
     return file
+
+
+# ---------------------------------------------------------------------------------- the model card
+
+
+def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Calibrated) -> str:
+    """README.md of a checkpoint. data: the names of the files."""
+    front = ["---", "library_name: medusa-chat", "tags: [medusa, speculative-decoding]"]
+    if base.folder is None:
+        front.append(f"base_model: {base.name}")
+    whole = recipe.method == "medusa-2" and recipe.output == "merged"
+    kind = "A whole model with its heads" if whole else "Heads; the backbone is not in here"
+    answers = " (its prompts, answered by the backbone itself)" if recipe.distill else ""
+    lm = "an LM head each" if recipe.own_lm_head else "the backbone's LM head"
+    return "\n".join(
+        [
+            *front,
+            "---",
+            "",
+            f"# Medusa heads for {base.name}",
+            "",
+            f"{kind}. {recipe.heads} heads of {recipe.head_layers} residual layers, with {lm}; "
+            f"{recipe.method}, recipe {recipe.name}, made by medusa-chat {__version__}.",
+            "",
+            f"- Backbone: {base.name}",
+            f"- Data: {', '.join(data)}{answers}",
+            f"- Settings: {_settings(recipe)}",
+            "",
+            _figures(calibrated),
+            "",
+            "    medusa-chat --checkpoint THIS_FOLDER",
+            "",
+        ]
+    )
+
+
+def renew_figures(card: Path, calibrated: Calibrated) -> bool:
+    """Put a new calibration's figures in place of those that `model_card` wrote -> whether they
+    are there; all else of the card stays. Raises OSError."""
+    try:
+        text = card.read_bytes().decode() if card.is_file() else ""
+    except UnicodeError:  # not one of ours
+        return False
+    end = "\r\n" if "\r\n" in text else "\n"
+    figures = _figures(calibrated).replace("\n", end)
+    renewed, count = FIGURES.subn(lambda _: figures, text, count=1)
+    if count:
+        mode = card.stat().st_mode
+        paths.write_text(card, renewed)
+        card.chmod(mode)
+    return count > 0
+
+
+def _figures(calibrated: Calibrated) -> str:
+    promised = ", ".join(f"{tokens:.2f} with {n}" for n, tokens in calibrated.expected.items())
+    return "\n".join(
+        [
+            f"Measured on {calibrated.measured_on} ({calibrated.positions:,} positions):",
+            "",
+            "| head | top-1 | top-5 |",
+            "|---|---|---|",
+            *(
+                f"| {head} | {row[0]:.3f} | {sum(row[:5]):.3f} |"
+                for head, row in enumerate(calibrated.accuracies, start=1)
+            ),
+            "",
+            f"Tokens a step expected of the tree in `{CALIBRATION_FILE}`, by nodes: {promised}.",
+        ]
+    )
+
+
+def _settings(recipe: Recipe) -> str:
+    shown = [
+        f"learning rate {recipe.learning_rate:g} (heads {recipe.head_learning_rate:g})",
+        f"{recipe.max_steps} steps" if recipe.max_steps else f"{recipe.epochs} epochs",
+        f"{recipe.batch_tokens} tokens a batch",
+        f"decay {recipe.decay:g}, seed {recipe.seed}",
+    ]
+    if recipe.method == "medusa-2":
+        shown.append(f"LoRA {recipe.lora_rank}, lambda0 {recipe.lambda0:g}")
+    return ", ".join(shown)

@@ -1,107 +1,83 @@
-"""Self-distillation: the backbone's own answers to prompts, which heads are trained to predict."""
+"""Self-distillation in a training: the backbone answers the prompts, and the answers are kept."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Generator, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.errors import UsageError
-from medusa_chat.training.answerers import Answerer
+from medusa_chat.messages import Message
+from medusa_chat.training.answerers import DistillRecipe, answerer_of, batch_rows
+from medusa_chat.training.conversations import Conversation, left_out_line
 from medusa_chat.training.data import Example
-from medusa_chat.training.engine_answerer import PromptBatch
+from medusa_chat.training.distill_conversations import Answered, Refused, answer_conversations
+from medusa_chat.training.events import Stage
+from medusa_chat.training.process_group import ProcessGroup
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.setup import TrainingSetup
+
+DONE = "answers.done"  # all answers are there: the other processes may read them
+ANSWERS = "answers.jsonl"  # the conversations with their answers, as `train --data` reads them
 
 
-@dataclass(frozen=True)
-class DistillRecipe:
-    """How prompts are answered. temperatures: used in turn, one a batch; 0 is greedy. rows: prompts
-    of a batch.
-
-    Plain decoding alone is used: typical acceptance would bias the answers (Medusa, arXiv
-    2401.10774, 2.3.2).
-    """
-
-    max_new_tokens: int = 96
-    temperatures: tuple[float, ...] = (0.3, 0.0)
-    rows: int = 16
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer as token ids, with its end token. index: of the prompt. by: the name of the
-    answerer that gave it."""
-
-    index: int
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    temperature: float
-    by: str
-
-    @property
-    def example(self) -> Example:
-        """The prompt and the answer, whose tokens are the labels."""
-        is_label = (False,) * len(self.prompt_ids) + (True,) * len(self.answer_ids)
-        return Example(self.prompt_ids + self.answer_ids, is_label, f"answer {self.index}")
-
-
-def answer_prompts(
-    answerer: Answerer, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
-) -> Iterator[Answer]:
-    """Answer every prompt (token ids), appended one by one to the JSONL file at `path`.
-
-    Answers that are in the file are yielded first and not made again. The same prompts and recipe
-    give the same file, interrupted or not. Raises UsageError for the file of other prompts or of
-    another answerer.
-    """
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    batches: list[PromptBatch] = []  # of similar lengths
-    for start in range(0, len(order), recipe.rows):
-        chosen = [prompts[index] for index in order[start : start + recipe.rows]]
-        temperature = recipe.temperatures[len(batches) % len(recipe.temperatures)]
-        batches.append(PromptBatch(chosen, temperature, recipe.seed + len(batches)))
-    kept = _kept(path, order, prompts)
-    yield from kept
-    if len(kept) == len(prompts):
-        return
-    if kept and kept[0].by != answerer.name:
+def distill(
+    setup: TrainingSetup,
+    conversations: list[Conversation],
+    recipe: Recipe,
+    folder: Path,
+    group: ProcessGroup,
+) -> Generator[Stage | Answered, None, list[Example]]:
+    """The backbone's answers as examples; those that `folder` holds are not made again. The first
+    process makes them and writes the conversations with their answers; the others wait for it."""
+    settings = DistillRecipe(
+        max_new_tokens=min(recipe.answer_tokens, setup.length // 2),
+        temperatures=(recipe.temperature,),
+        rows=batch_rows(setup),
+        seed=recipe.seed,
+    )
+    questions = sum(len(one.asked) + recipe.self_talk for one in conversations)
+    yield Stage(f"answering {questions:,} questions, at most {settings.max_new_tokens} tokens each")
+    while not group.is_first and not (folder / DONE).exists():
+        time.sleep(1.0)
+    talks, examples = dict[str, Sequence[Message]](), list[Example]()
+    refused = list[str]()
+    for event in answer_conversations(
+        answerer_of(setup),
+        setup.tokenizer,
+        conversations,
+        settings,
+        setup.length,
+        folder / "answers",
+        recipe.self_talk,
+    ):
+        if isinstance(event, Refused):
+            refused.append(f"{event.place}: {event.reason}")
+            continue
+        talks[event.place] = event.said
+        examples += [] if event.example is None else [event.example]
+        yield event
+    if refused:
+        setup.notes.append(left_out_line(refused, f"{questions:,} questions and what follows them"))
+    if group.is_first:
+        rows = (json.dumps({"messages": talk}, ensure_ascii=False) for talk in talks.values())
+        paths.write_text(folder / ANSWERS, "".join(f"{row}\n" for row in rows))
+        (folder / DONE).touch()
+    if not examples:
         raise UsageError(
-            f"{path} was written by {kept[0].by}, and {answerer.name} samples differently: remove "
-            "it, or continue on the machine, and by the version, that wrote it"
+            "the backbone's answers are too short to train heads on: give other prompts"
         )
-    found = answerer.answer(batches, recipe.max_new_tokens, len(kept))
-    with path.open("a", encoding="utf-8") as file:
-        places = range(len(kept), len(order))
-        for place, ids in zip(places, found, strict=True):
-            index, temperature = order[place], batches[place // recipe.rows].temperature
-            prompt = tuple(prompts[index])
-            answer = Answer(index, prompt, tuple(ids), temperature, answerer.name)
-            file.write(json.dumps(asdict(answer)) + "\n")
-            file.flush()
-            yield answer
+    return examples
 
 
-def read_answers(path: Path) -> Iterator[Answer]:
-    """The answers of a file, up to a line that is incomplete."""
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            return
-        ids = (tuple(row["prompt_ids"]), tuple(row["answer_ids"]))
-        yield Answer(row["index"], *ids, row["temperature"], row["by"])
-
-
-def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """The answers in the file, which is cut to them: a line may be incomplete where the disk was
-    full or the program was killed. order: of the prompts' indices. Raises UsageError."""
-    if not path.exists():
-        return []
-    answers = list(read_answers(path))
-    wanted = [(index, tuple(prompts[index])) for index in order[: len(answers)]]
-    if [(answer.index, answer.prompt_ids) for answer in answers] != wanted:
-        raise UsageError(f"{path} contains the answers to other prompts: remove it")
-    lines = path.read_bytes().splitlines(keepends=True)
-    if lines[len(answers) :]:
-        paths.write_bytes(path, b"".join(lines[: len(answers)]))
-    return answers
+def keep_answers(folder: Path, output: Path) -> Path | None:
+    """Move the answers of a finished training beside its output, under the first name that is free;
+    None without any. They took most of its time, and another training can learn from them."""
+    if not (folder / ANSWERS).is_file():
+        return None
+    names = chain([ANSWERS], (f"{number}.{ANSWERS}" for number in count(2)))
+    places = (output.with_name(f"{output.name}.{name}") for name in names)
+    kept = next(place for place in places if not place.exists())
+    (folder / ANSWERS).replace(kept)
+    return kept

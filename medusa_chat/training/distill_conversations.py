@@ -9,10 +9,9 @@ from typing import Any
 
 from medusa_chat.errors import ConversationRefused, UsageError
 from medusa_chat.messages import Message
-from medusa_chat.training.answerers import Answerer
+from medusa_chat.training.answerers import Answer, Answerer, DistillRecipe, answer_prompts
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.training.data import Example, encode_prompt, render
-from medusa_chat.training.distill import Answer, DistillRecipe, answer_prompts
 
 QUESTION_TOKENS = 64
 QUESTION_TEMPERATURE = 0.7  # varied questions; only the answers are learnt

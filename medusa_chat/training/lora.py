@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.checkpoints.adapters import wrapped_by_peft
-from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.recipe import Recipe
 
 
-def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
+def add_adapter(model: Any, recipe: Recipe) -> tuple[Any, tuple[str, ...]]:
     """The model, frozen, wrapped by peft with a new LoRA on every linear layer and the LM head; and
     the names of these layers. An LM head that is tied to the embeddings has none: it would change
     the embeddings as well."""
@@ -19,27 +19,27 @@ def add_adapter(model: Any, recipe: JointRecipe) -> tuple[Any, tuple[str, ...]]:
     names = linear_names(model)
     config = LoraConfig(
         task_type="CAUSAL_LM",
-        r=recipe.rank,
-        lora_alpha=recipe.alpha,
-        lora_dropout=recipe.dropout,
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
         target_modules=list(names),
     )
-    torch.manual_seed(recipe.heads.seed)
+    torch.manual_seed(recipe.seed)
     return wrapped_by_peft(model.requires_grad_(False), config), names
 
 
 def linear_names(model: Any) -> tuple[str, ...]:
     """Last parts of the names of the decoder's linear layers, and of an LM head that is not tied to
     the embeddings."""
-    found = {
+    names = {
         name.rpartition(".")[2]
         for name, part in model.get_decoder().named_modules()
         if isinstance(part, (nn.Linear, Conv1D))
     }
     head = model.get_output_embeddings()
     if not is_tied(model):
-        found |= {n.rpartition(".")[2] for n, part in model.named_modules() if part is head}
-    return tuple(sorted(found))
+        names |= {n.rpartition(".")[2] for n, part in model.named_modules() if part is head}
+    return tuple(sorted(names))
 
 
 def adapter_size(model: Any, rank: int) -> int:
@@ -71,5 +71,12 @@ def adapter_tensors(model: Any) -> dict[str, Tensor]:
     `...lora_B.weight` [out, r]."""
     from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def load_adapter(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Put the tensors of adapter_tensors into the adapter."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(model, tensors)

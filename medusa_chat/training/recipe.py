@@ -30,15 +30,19 @@ BACKBONE_RATE = 5e-4  # of LoRA in Medusa-2 (Medusa, arXiv 2401.10774, B.3)
 class Recipe:
     """Settings of `medusa-chat train`; options of the command line bear the same names.
 
-    learning_rate: the backbone's (medusa-2); the heads' is head_learning_rate_multiplier times as
-    high. max_steps: in place of epochs. cache: keep the hidden states in memory where they fit and
-    there is a second epoch (medusa-1, one process). stages: 2 trains the heads alone first
-    (medusa-2). root: the heads also read the token that is certain when they draft, which other
-    programs' heads do not. lambda0: weight of the heads' loss beside the backbone's; with "sine"
-    it grows from 0. distill: the backbone answers the prompts itself, at `temperature` and with at
-    most `answer_tokens` tokens; in Medusa-2 it is also its own teacher. self_talk: number of
-    questions that it adds to a conversation after the last one. output: of Medusa-2, a whole model
-    or an adapter with heads. Raises UsageError for a value out of range.
+    optimizer: "muon" uses Muon for the matrices of the heads' layers and AdamW at a tenth of its
+    rate for biases and LM heads of their own. learning_rate: the backbone's (medusa-2); the heads'
+    is head_learning_rate_multiplier times as high. max_steps: in place of epochs. batch_tokens:
+    padding included. cache: keep the hidden states in memory where they fit and there is a second
+    epoch (medusa-1, one process). decay: the loss of head k (from 1) has the weight decay^k.
+    stages: 2 trains the heads alone first (medusa-2). root: the heads also read the token that is
+    certain when they draft, which other programs' heads do not. lambda0: weight of the heads' loss
+    beside the backbone's; with "sine" it grows from 0. distill: the backbone answers the prompts
+    itself, at `temperature` and with at most `answer_tokens` tokens; in Medusa-2 it is also its own
+    teacher: its loss is then KL(without the adapter || with it) in place of the data's
+    cross-entropy (Medusa, arXiv 2401.10774, 2.3.2). self_talk: number of questions that it adds to
+    a conversation after the last one. output: of Medusa-2, a whole model or an adapter with heads.
+    Raises UsageError for a value out of range.
     """
 
     name: str = "default"
@@ -86,11 +90,34 @@ class Recipe:
         """The heads' learning rate."""
         return self.learning_rate * self.head_learning_rate_multiplier
 
+    @property
+    def batch_labels(self) -> int:
+        """Positions of a batch that is drawn from kept hidden states: about as many as a batch of
+        whole examples has."""
+        return max(self.batch_tokens // 4, 1)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a stage, of a resolved recipe (see setup.resolved)."""
+        assert self.max_steps is not None
+        return self.max_steps
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between two evaluations; one also follows the last step."""
+        return max(self.steps // 10, 1)
+
+    @property
+    def save_every(self) -> int:
+        """Steps between two states on the disk; the last step's is kept, too."""
+        return min(self.evaluate_every, 100)
+
     def changed(self, **options: Any) -> "Recipe":
         """The recipe with the options that are not None. Raises UsageError."""
-        return replace(self, **self._joint({n: v for n, v in options.items() if v is not None}))
+        given = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **self._for_method(given))
 
-    def _joint(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _for_method(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with what Medusa-2 needs where the recipe is one of Medusa-1 and they do not
         say otherwise: a rate that harms no backbone, the same for the heads, and two stages."""
         if values.get("method") != "medusa-2" or self.method == "medusa-2":

@@ -1,44 +1,51 @@
-"""`medusa-chat train`, from the request to the checkpoint, as typed events."""
+"""`medusa-chat train`, from the request to the checkpoint, as typed events.
+
+The state of an unfinished training is in a work folder beside its output.
+"""
 
 import errno
+import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
+from medusa_chat import paths
 from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
-from medusa_chat.training.checkpoint_writer import Calibrated
+from medusa_chat.training.calibration import calibrate_heads
+from medusa_chat.training.checkpoint_writer import Adapter, write_checkpoint
 from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.data import Example
+from medusa_chat.training.distill import distill, keep_answers
 from medusa_chat.training.distill_conversations import Answered
-from medusa_chat.training.distill_stage import distill, keep_answers
 from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
 from medusa_chat.training.examples import encode_all, require_template, split
-from medusa_chat.training.head_calibration import calibrate_heads
 from medusa_chat.training.joint import train_jointly
 from medusa_chat.training.lora import adapter_tensors, add_adapter
-from medusa_chat.training.plan import Plan, plan
+from medusa_chat.training.loss import shortlist
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
-from medusa_chat.training.setup import TrainingSetup, prepare_setup, read_model
-from medusa_chat.training.short_vocabulary import learnt_vocabulary, shortlist
-from medusa_chat.training.stage_recipes import head_recipe, joint_recipe
+from medusa_chat.training.setup import Plan, TrainingSetup, plan, prepare_setup, resolved
 from medusa_chat.training.trainer import new_heads, train_heads
-from medusa_chat.training.training_output import Adapter, write_output
-from medusa_chat.training.work_folder import begun, work_folder
+from medusa_chat.training.tree_search import Calibrated
 
+REQUEST = "request.json"
+LOCK = "lock"
 Event = Stage | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibrated | Written
 
 
 def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
-    """Close the generator to stop: what is done stays on the disk, and a request with `resume`
-    continues there. Raises MedusaChatError; what can be checked without the backbone's weights is
+    """Close the generator to stop: the work so far stays on the disk, and a request with `resume`
+    continues from it. Raises MedusaChatError; what can be checked without the backbone's weights is
     checked first."""
     folder = work_folder(request.output)
-    with _advice(request), begun(request, folder) if group.is_first else nullcontext():
+    with _advice(request), _held(request, folder) if group.is_first else nullcontext():
         yield from _from_setup(request, group, folder)
 
 
@@ -48,11 +55,11 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
     conversations = _read(request.data, recipe.distill, setup.notes)
     if recipe.distill:
         require_template(setup.tokenizer, conversations)
-        setup.model = read_model(setup)
+        setup.read_model()
         examples = yield from distill(setup, conversations, recipe, folder, group)
     else:
         examples = _encode(setup, conversations)
-        setup.model = read_model(setup)
+        setup.read_model()
     yield from _train(request, setup, conversations, examples, folder, group)
 
 
@@ -84,34 +91,35 @@ def _train(
     request: TrainRequest,
     setup: TrainingSetup,
     conversations: list[Conversation],
-    found: Sequence[Example],
+    encoded: Sequence[Example],
     folder: Path,
     group: ProcessGroup,
 ) -> Iterator[Event]:
     """Plan, train the stages of the recipe, calibrate and write the checkpoint."""
     recipe = request.recipe
-    examples, held_out = split(found, recipe.seed)
+    examples, held_out = split(encoded, recipe.seed)
     torch.manual_seed(recipe.seed)
     lm_head = setup.model.get_output_embeddings()
     embedding = setup.model.get_input_embeddings() if recipe.root else None
     heads = new_heads(lm_head, recipe.heads, recipe.head_layers, recipe.own_lm_head, embedding)
-    stage = head_recipe(recipe, examples, setup)
-    if group.size > 1 and stage.cache_hidden:
+    recipe = resolved(recipe, examples, setup)
+    if group.size > 1 and recipe.cache:
         setup.notes.append("hidden states are not cached: several processes stream the data")
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
-    short = learnt_vocabulary(setup, recipe, tokens)
-    yield plan(request, setup, heads, examples, held_out, stage)
+    short = setup.short_vocabulary(recipe, tokens)
+    yield plan(request, recipe, setup, heads, examples, held_out)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
-        alone = stage, held_out, folder / "heads.pt", group, None, short
-        yield from train_heads(setup.model, setup.lm_head, heads, examples, *alone)
+        file = folder / "heads.pt"
+        yield from train_heads(
+            setup.model, setup.lm_head, heads, examples, recipe, held_out, file, group, short=short
+        )
     adapter = Adapter()
     if recipe.method == "medusa-2":
         yield Stage("backbone and heads")
-        joint = joint_recipe(recipe, stage)
-        wrapped, layers = add_adapter(setup.model, joint)
-        settings = held_out, folder / "joint.pt", group, short
-        yield from train_jointly(wrapped, heads, examples, joint, *settings)
+        wrapped, layers = add_adapter(setup.model, recipe)
+        file = folder / "joint.pt"
+        yield from train_jointly(wrapped, heads, examples, recipe, held_out, file, group, short)
         adapter = Adapter(adapter_tensors(wrapped), layers)
         wrapped.eval()
         del wrapped  # the merge reads the backbone again, into the memory of this one
@@ -121,7 +129,7 @@ def _train(
     calibrated = calibrate_heads(setup, heads, conversations, held_out, folder, tokens)
     calibrated = replace(calibrated, shortlist=tokens)
     yield calibrated
-    size = write_output(request, setup, heads, calibrated, adapter)
+    size = write_checkpoint(request, setup, heads, calibrated, adapter)
     answers = keep_answers(folder, request.output)
     shutil.rmtree(folder, ignore_errors=True)
     yield Written(str(request.output), size, "" if answers is None else str(answers))
@@ -129,7 +137,7 @@ def _train(
 
 @contextmanager
 def _advice(request: TrainRequest) -> Iterator[None]:
-    """Turns a lack of memory or of disk space into an error that says what to try."""
+    """Turn running out of memory or disk space into an error that says what to try."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -144,3 +152,84 @@ def _advice(request: TrainRequest) -> Iterator[None]:
         raise MedusaChatError(
             f"the disk of {request.output} is full: free some space, then add --resume"
         ) from error
+
+
+# --------------------------------------------------------------------------------- the work folder
+
+
+def work_folder(output: Path) -> Path:
+    """The folder with the state of an unfinished training."""
+    return output.with_name(f"{output.name}.training")
+
+
+@contextmanager
+def _held(request: TrainRequest, folder: Path) -> Iterator[None]:
+    """Lock the work folder and write the request into it. After an error the folder stays if any
+    work was done. Raises UsageError where the output exists, where another training uses the
+    folder, and where --resume, the folder and its request do not fit together."""
+    output = request.output
+    if output.exists():
+        raise UsageError(f"{output} exists: give another --output, or move it away")
+    if not output.resolve().parent.is_dir():
+        raise UsageError(f"{output} cannot be written: create its parent folder first")
+    if not paths.can_write(output.resolve().parent):
+        raise UsageError(f"{output} cannot be written: you may not write in its parent folder")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give another --output, or move it away")
+    if request.resume and not folder.exists():
+        raise UsageError(f"there is nothing to resume at {folder}: omit --resume")
+    folder.mkdir(exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"{folder} is in use by a running training: stop that one first") from None
+    try:
+        _write_request(request, folder)
+        yield
+    except Exception:
+        if not _holds_work(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
+
+
+def _write_request(request: TrainRequest, folder: Path) -> None:
+    if _holds_work(folder) and not request.resume:
+        raise UsageError(f"{folder} holds an unfinished training: add --resume, or remove it")
+    file = folder / REQUEST
+    shown = _request_json(request)
+    if file.exists() and request.resume:
+        before = json.loads(file.read_text("utf-8"))
+        for key, value in shown.items():
+            if before.get(key) != value:
+                what = "recipe" if key == "name" else key.removeprefix("explicit ")
+                raise UsageError(
+                    f"{folder} was started with another {what.replace('_', ' ')} "
+                    f"({before.get(key)}, not {value}): give the same options and data, or remove "
+                    "it"
+                )
+    paths.write_text(file, json.dumps(shown, indent=2) + "\n")
+
+
+def _holds_work(folder: Path) -> bool:
+    """Whether the folder has more than a request: work of a training, or files of someone else."""
+    return any(file.name not in (REQUEST, LOCK) for file in folder.iterdir())
+
+
+def _digest(path: Path) -> str:
+    """A short hash of a file's content. Raises UsageError."""
+    try:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _request_json(request: TrainRequest) -> dict[str, Any]:
+    """The values that a resumed training must share."""
+    chosen = asdict(request.recipe)
+    data = [f"{path.resolve()} ({_digest(path)})" for path in request.data]
+    values = {"backbone": request.backbone, "precision": request.precision, "data": data}
+    return values | {"explicit sequence_length": request.sequence_length} | chosen

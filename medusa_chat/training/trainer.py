@@ -1,31 +1,47 @@
-"""Medusa-1: training of the heads on a frozen backbone, resumable at any step."""
+"""Training of the heads, resumable at any step: the optimizers, a stage's state and its steps.
 
-from collections.abc import Iterator, Sequence
+`train_heads` is Medusa-1, on a frozen backbone; Medusa-2 (`joint.py`) takes the same steps.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from medusa_chat import paths
+from medusa_chat.checkpoints.devices import has_fast_bf16
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
-from medusa_chat.training.hidden_states import caching_inputs, draw_inputs, stream_batches
+from medusa_chat.training.lora import adapter_tensors, load_adapter
 from medusa_chat.training.loss import (
     HeadInputs,
+    HeadLosses,
     LMHead,
-    evaluated,
+    ShortVocabulary,
+    caching_inputs,
+    draw_inputs,
+    evaluate,
     head_inputs,
     medusa_loss,
+    top_shares,
 )
-from medusa_chat.training.optimizers import head_optimizers
 from medusa_chat.training.process_group import ALONE, ProcessGroup
-from medusa_chat.training.short_vocabulary import ShortVocabulary
-from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.training_loop import run_steps
-from medusa_chat.training.training_state import restore_state, save_state
+from medusa_chat.training.recipe import Recipe
+
+T = TypeVar("T")
+CLIP = 1.0  # largest norm of the gradients
+MOMENTUM = 0.95  # of Muon
+Optimizers = list[tuple[torch.optim.Optimizer, float]]  # each with its peak learning rate
+
+
+# ---------------------------------------------------------------------------------------- Medusa-1
 
 
 def new_heads(
@@ -47,8 +63,8 @@ def new_heads(
             "--shared-lm-head"
         )
     vocabulary, hidden = lm_head.weight.shape
-    rows, reads = vocabulary if own_lm_head else None, embedding is not None
-    made = MedusaHeads(heads, hidden, layers, rows, has_root=reads)
+    rows = vocabulary if own_lm_head else None
+    made = MedusaHeads(heads, hidden, layers, rows, has_root=embedding is not None)
     if embedding is not None:
         made.read_roots(embedding)
     if made.lm_weight is not None:
@@ -62,7 +78,7 @@ def train_heads(
     lm_head: LMHead,
     heads: MedusaHeads,
     examples: Sequence[Example],
-    recipe: HeadRecipe,
+    recipe: Recipe,
     held_out: Sequence[Example] = (),
     state: Path | None = None,
     group: ProcessGroup = ALONE,
@@ -79,41 +95,264 @@ def train_heads(
     """
     model.requires_grad_(False).eval()
     heads.requires_grad_(True)
-    optimizers = head_optimizers(heads, recipe)
-    start = int(restore_state(state, heads, optimizers, recipe).get("step", 0))
-    if recipe.cache_hidden and group.size == 1 and cached is None and start < recipe.steps:
+    stage = StageState(heads, head_optimizers(heads, recipe), recipe, state)
+    stage.restore()
+    if recipe.cache and group.size == 1 and cached is None and stage.step < recipe.steps:
         cached = yield from caching_inputs(model, len(heads), examples, recipe)
     if cached is not None:
-        batches = draw_inputs(cached, recipe, start)
+        batches = draw_inputs(cached, recipe, stage.step)
     else:
-        streamed = stream_batches(examples, recipe, start, group)
+        streamed = stream_batches(examples, recipe, stage.step, group)
         batches = ((step, head_inputs(model, collate(rows), len(heads))) for step, rows in streamed)
-    learnt_by = lm_head
-    if short is not None:
-        learnt_by, columns = short.lm_head, short.columns
-        batches = ((step, x._replace(targets=columns(x.targets))) for step, x in batches)
 
-    own = state if group.is_first else None
-    save = partial(save_state, own, heads, optimizers, recipe, None)
-    evaluation = partial(evaluate, model, lm_head, heads, held_out, recipe) if held_out else None
-    yield from run_steps(
-        batches,
-        lambda step, inputs: medusa_loss(heads, learnt_by, *inputs, recipe.decay, group=group),
-        *(list(heads.parameters()), optimizers, recipe, save, evaluation, group),
-    )
+    def loss(step: int, inputs: HeadInputs) -> HeadLosses:
+        if short is None:
+            return medusa_loss(heads, lm_head, inputs, recipe.decay, group=group)
+        inputs = inputs._replace(targets=short.columns(inputs.targets))
+        return medusa_loss(heads, short.lm_head, inputs, recipe.decay, group=group)
+
+    def held_out_loss(rows: Sequence[Example]) -> HeadLosses:
+        inputs = head_inputs(model, collate(rows), len(heads))
+        return medusa_loss(heads, lm_head, inputs, recipe.decay)
+
+    evaluation = partial(evaluate, held_out_loss, held_out, recipe) if held_out else None
+    yield from run_steps(batches, loss, stage, evaluation, group)
 
 
-@torch.no_grad()
-def evaluate(
-    model: Any,
-    lm_head: LMHead,
-    heads: MedusaHeads,
-    examples: Sequence[Example],
-    recipe: HeadRecipe,
-    step: int = 0,
-) -> Evaluated:
-    """Loss (nats) and accuracies of every head over the examples, each over its own labels."""
-    groups = group_by_length(examples, recipe.batch_tokens, recipe.seed)
-    batches = [head_inputs(model, collate(group), len(heads)) for group in groups]
-    losses = [medusa_loss(heads, lm_head, *inputs, recipe.decay) for inputs in batches]
-    return evaluated(step, losses)
+def stream_batches(
+    examples: Sequence[Example], recipe: Recipe, start: int, group: ProcessGroup
+) -> Iterator[tuple[int, Sequence[Example]]]:
+    """(step, this process's rows of the batch) from step `start` on. A process without any runs the
+    first one without its labels, so that it has its part in every sum."""
+    step = 0
+    for epoch in range(recipe.steps if start < recipe.steps else 0):
+        for rows in group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch):
+            if step >= recipe.steps:
+                return
+            if step >= start:
+                own = group.share(rows)
+                yield step, own or [replace(rows[0], is_label=(False,) * len(rows[0].ids))]
+            step += 1
+
+
+# ----------------------------------------------------------------------------- a stage's state
+
+
+@dataclass
+class StageState:
+    """What a stage of a training learns, and the file it is kept in; None keeps nothing. wrapped:
+    the peft model whose adapter learns too (Medusa-2). step: the number of steps done."""
+
+    heads: MedusaHeads
+    optimizers: Optimizers
+    recipe: Recipe
+    file: Path | None = None
+    wrapped: Any = None
+    step: int = 0
+    saved_step: int = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that is trained."""
+        groups = (group for optimizer, _ in self.optimizers for group in optimizer.param_groups)
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def restore(self) -> None:
+        """Go on where the file is, if there is one. Raises UsageError for the state of another
+        recipe."""
+        if self.file is None or not self.file.exists():
+            return
+        device = self.heads.weight.device
+        saved: dict[str, Any] = torch.load(self.file, weights_only=True, map_location=device)
+        if saved["recipe"] != asdict(self.recipe):
+            raise UsageError(
+                f"{self.file} is of another recipe or version: remove it, or use the same options"
+            )
+        self.heads.load_state_dict(saved["heads"])
+        for (optimizer, _), values in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
+        if self.wrapped is not None:
+            load_adapter(self.wrapped, saved["adapter"])
+        self.step = self.saved_step = int(saved["step"])
+
+    def save(self) -> None:
+        """Write the file, where steps were done since. Raises MedusaChatError."""
+        if self.file is None or self.saved_step == self.step:
+            return
+        saved = {
+            "heads": self.heads.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+            "step": self.step,
+            "recipe": asdict(self.recipe),
+        }
+        if self.wrapped is not None:
+            saved["adapter"] = adapter_tensors(self.wrapped)
+        write_state(self.file, saved)
+        self.saved_step = self.step
+
+
+def write_state(path: Path, saved: dict[str, Any]) -> None:
+    """Write a new file beside `path` and replace `path` with it. Raises MedusaChatError where that
+    fails; the old file stays."""
+    partial = path.with_suffix(".part")
+    try:
+        torch.save(saved, partial)
+        paths.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        partial.unlink(missing_ok=True)
+        raise MedusaChatError(
+            f"cannot write the training state to {path.parent} ({first_line(error)}): free some "
+            "disk space and continue with --resume"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------- the steps
+
+
+def run_steps(
+    batches: Iterator[tuple[int, T]],
+    loss: Callable[[int, T], HeadLosses],
+    stage: StageState,
+    evaluate: Callable[[int], Evaluated] | None,
+    group: ProcessGroup,
+) -> Iterator[TrainStep | Evaluated]:
+    """One optimizer step for each (step, batch). The first process saves the state when that is
+    due, and when the generator is closed between two steps. evaluate(steps done): when that is due.
+    Raises MedusaChatError when the loss is not finite."""
+    recipe, parameters = stage.recipe, stage.parameters
+    try:
+        for step, batch in batches:
+            share = share_of_peak(step, recipe.steps, recipe.warmup_steps)
+            result = loss(step, batch)
+            total = group.sum(result.total.detach().clone()).item()
+            if not math.isfinite(total):
+                raise MedusaChatError(
+                    f"the loss is not finite at step {step + 1}: lower --learning-rate, or use "
+                    "another --precision or --backbone"
+                )
+            result.total.backward()
+            _sum_gradients(parameters, group)
+            _update(parameters, stage.optimizers, share)
+            stage.step = done = step + 1
+            if group.is_first and is_due(done, recipe.save_every, recipe.steps):
+                stage.save()
+            rate = share * recipe.head_learning_rate
+            yield _train_step(done, recipe.steps, result, total, rate, group)
+            if evaluate is not None and is_due(done, recipe.evaluate_every, recipe.steps):
+                yield evaluate(done)
+    except GeneratorExit:
+        if group.is_first:
+            stage.save()
+        raise
+
+
+def is_due(done: int, every: int, steps: int) -> bool:
+    """Whether something is due that happens every `every` steps, and after the last step."""
+    return done % every == 0 or done == steps
+
+
+def share_of_peak(step: int, steps: int, warmup: int) -> float:
+    """Share of the peak learning rate at a step from 0: linear warmup, then a half cosine to 0."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _sum_gradients(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
+    """Sum the gradients over all processes. Every process takes part in every sum, also where it
+    has no gradient of its own."""
+    if group.size == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        group.sum(parameter.grad)
+
+
+def _update(parameters: Sequence[nn.Parameter], optimizers: Optimizers, share: float) -> None:
+    """One step of every optimizer at a share of its peak learning rate."""
+    nn.utils.clip_grad_norm_(parameters, CLIP)
+    for optimizer, peak in optimizers:
+        for param_group in optimizer.param_groups:
+            param_group["lr"] = peak * share
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _train_step(
+    step: int, steps: int, result: HeadLosses, total: float, rate: float, group: ProcessGroup
+) -> TrainStep:
+    losses = tuple(group.sum(result.losses.clone()).tolist())
+    top = top_shares(group.sum(result.hits), result.labels)
+    lm = None if result.lm is None else group.sum(result.lm.clone()).item()
+    return TrainStep(step, steps, total, losses, top, int(result.labels[0]), rate, lm)
+
+
+# ---------------------------------------------------------------------------------- the optimizers
+
+
+def head_optimizers(heads: MedusaHeads, recipe: Recipe) -> Optimizers:
+    """The recipe's optimizers of the heads: with Muon that one is for the matrices of the layers
+    and of the root, and AdamW for all other parameters."""
+    rate, decay = recipe.head_learning_rate, recipe.weight_decay
+    if recipe.optimizer == "adamw":
+        return [adamw(heads.parameters(), rate, decay)]
+    matrices = [p for p in (heads.weight, heads.root_weight) if p is not None]
+    rest = [p for p in heads.parameters() if all(p is not one for one in matrices)]
+    return [(Muon(matrices, rate, decay), rate), adamw(rest, rate / 10, decay)]
+
+
+def adamw(
+    parameters: Iterable[nn.Parameter], rate: float, decay: float
+) -> tuple[torch.optim.Optimizer, float]:
+    """AdamW and its peak learning rate; on CUDA the 8-bit AdamW of bitsandbytes, whose state takes
+    a quarter of the memory."""
+    chosen = list(parameters)
+    if chosen and chosen[0].is_cuda:
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit(chosen, lr=rate, weight_decay=decay), rate
+    return torch.optim.AdamW(chosen, lr=rate, weight_decay=decay), rate
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with an update that five Newton-Schulz steps orthogonalise (Jordan 2024).
+
+    Parameters are [..., n, m]: each matrix of the last two dimensions has its own update. Unlike
+    torch.optim.Muon, which computes in bf16 and takes single matrices, this one computes in fp32
+    where bf16 is slower: on a CPU that does not multiply it itself.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                average = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                average.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonal(p.grad.lerp(average, group["momentum"]))
+                scale = group["lr"] * 0.2 * math.sqrt(max(p.shape[-2:]))
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """x [..., n, m] -> [..., n, m] of the same dtype: roughly the nearest (semi-)orthogonal matrix
+    to each."""
+    is_fast = x.is_cuda or has_fast_bf16()
+    y = x.reshape(-1, *x.shape[-2:]).to(torch.bfloat16 if is_fast else torch.float32)
+    is_tall = x.shape[-2] > x.shape[-1]
+    y = y.mT if is_tall else y
+    y = y / (torch.linalg.matrix_norm(y, keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = y @ y.mT
+        square = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        y = torch.baddbmm(y, square, y, beta=3.4445)
+    return (y.mT if is_tall else y).to(x.dtype).view_as(x)

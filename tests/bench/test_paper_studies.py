@@ -52,7 +52,7 @@ def test_every_study_gives_rows_that_name_its_script(
         for name, value in small.items():
             monkeypatch.setattr(imported(module), name, value)
     shapes = imported("head_shapes")
-    monkeypatch.setattr(shapes, "ALONE", replace(shapes.ALONE, steps=2, batch_labels=16))
+    monkeypatch.setattr(shapes, "ALONE", replace(shapes.ALONE, max_steps=2, batch_tokens=64))
     script = imported("run")
     for name in script.STUDIES:
         script.main([name, *given])

@@ -21,9 +21,9 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
-from medusa_chat.training.calibrate import Greedy, _search
-from medusa_chat.training.checkpoint_writer import Calibrated
-from medusa_chat.training.short_vocabulary import shortlist
+from medusa_chat.training.calibration import Greedy, _search
+from medusa_chat.training.loss import shortlist
+from medusa_chat.training.tree_search import Calibrated
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.shapes import cartesian
 

@@ -1,6 +1,6 @@
 """The answers of a self-distillation: they stay, whatever lies beside them."""
 
-from medusa_chat.training.distill_stage import KEPT, keep_answers
+from medusa_chat.training.distill import ANSWERS, keep_answers
 
 
 def test_each_training_keeps_answers_of_its_own(tmp_path):
@@ -8,7 +8,7 @@ def test_each_training_keeps_answers_of_its_own(tmp_path):
     for number in range(3):
         work = tmp_path / "work"
         work.mkdir(exist_ok=True)
-        (work / KEPT).write_text(f"of run {number}", "utf-8")
+        (work / ANSWERS).write_text(f"of run {number}", "utf-8")
         kept = keep_answers(work, tmp_path / "heads")
         assert kept is not None and kept.read_text("utf-8") == f"of run {number}"
         names.append(kept.name)

@@ -9,8 +9,8 @@ from support.native_engines import native_engine
 from medusa_chat.decoding.answer import BROKEN
 from medusa_chat.decoding.backends import native
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.training import engine_answerer
-from medusa_chat.training.engine_answerer import EngineAnswerer, PromptBatch
+from medusa_chat.training import answerers
+from medusa_chat.training.answerers import NativeAnswerer, PromptBatch
 
 MOST = 14
 ENDS = (3, 5)
@@ -48,20 +48,20 @@ def test_answers_are_those_of_the_engine_alone(library, family, dtype, threads):
     assert len({len(answer) for answer in expected}) > 2  # so that slots are taken anew
     step = native_engine(family, library, threads, dtype).backend
     for rows in (1, 2, 4, 16):
-        assert list(EngineAnswerer(step, ENDS, rows).answer(make_batches(), MOST)) == expected
+        assert list(NativeAnswerer(step, ENDS, rows).answer(make_batches(), MOST)) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_is_skipped_does_not_change_the_others(library, temperature):
     step, batches = native_engine("llama", library).backend, make_batches((temperature,))
-    whole = list(EngineAnswerer(step, ENDS, 4).answer(batches, MOST))
+    whole = list(NativeAnswerer(step, ENDS, 4).answer(batches, MOST))
     for skip in range(len(whole) + 1):
-        assert list(EngineAnswerer(step, ENDS, 4).answer(batches, MOST, skip)) == whole[skip:]
+        assert list(NativeAnswerer(step, ENDS, 4).answer(batches, MOST, skip)) == whole[skip:]
 
 
 def test_memory_limits_how_many_stand_side_by_side(library, monkeypatch):
     step, batches = native_engine("llama", library).backend, make_batches()
-    expected = list(EngineAnswerer(step, ENDS).answer(batches, MOST))
+    expected = list(NativeAnswerer(step, ENDS).answer(batches, MOST))
     asked, real = [], native.NativeTexts
 
     class Asked(real):
@@ -71,8 +71,8 @@ def test_memory_limits_how_many_stand_side_by_side(library, monkeypatch):
 
     monkeypatch.setattr(native, "NativeTexts", Asked)
     most_bytes = 2 * real.bytes_of(step.decoder, 31 + MOST)
-    monkeypatch.setattr(engine_answerer, "MOST_BYTES", most_bytes)
-    assert list(EngineAnswerer(step, ENDS).answer(batches, MOST)) == expected
+    monkeypatch.setattr(answerers, "MOST_BYTES", most_bytes)
+    assert list(NativeAnswerer(step, ENDS).answer(batches, MOST)) == expected
     assert asked == [(2, 31 + MOST)]
 
 
@@ -80,7 +80,7 @@ def test_an_answer_ends_where_the_context_does(library):
     step = native_engine("llama", library).backend
     context = step.backbone.context
     batches = [PromptBatch([[1] * (context - 3), [2, 4]], 0.0, 0)]
-    first, second = EngineAnswerer(step, ()).answer(batches, MOST)
+    first, second = NativeAnswerer(step, ()).answer(batches, MOST)
     assert (len(first), len(second)) == (3, MOST)
 
 
@@ -93,5 +93,5 @@ def test_invalid_numbers_in_any_row_are_an_error(library, temperature):
     with torch.no_grad():
         engine.backbone.model.get_input_embeddings().weight[bad] = float("nan")
     with pytest.raises(MedusaChatError) as error:
-        list(EngineAnswerer(engine.backend, ()).answer(batches, MOST))
+        list(NativeAnswerer(engine.backend, ()).answer(batches, MOST))
     assert str(error.value) == BROKEN

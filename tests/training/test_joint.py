@@ -18,22 +18,22 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.data import Example, collate
-from medusa_chat.training.hidden_states import stream_batches
-from medusa_chat.training.joint import train_jointly, weight_of_heads
-from medusa_chat.training.joint_loss import joint_loss, next_tokens
+from medusa_chat.training.joint import joint_loss, next_tokens, train_jointly, weight_of_heads
 from medusa_chat.training.lora import add_adapter, linear_names
-from medusa_chat.training.loss import (
-    IGNORED,
-    HeadLosses,
-    head_targets,
-)
+from medusa_chat.training.loss import IGNORED, HeadLosses, ShortVocabulary, head_targets
 from medusa_chat.training.process_group import ProcessGroup
-from medusa_chat.training.short_vocabulary import ShortVocabulary
-from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
-from medusa_chat.training.trainer import new_heads
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.trainer import new_heads, stream_batches
 
-HEADS = HeadRecipe(steps=5, batch_tokens=60, warmup_steps=1, save_every=2)
-RECIPE = JointRecipe(heads=HEADS, learning_rate=1e-2, rank=4)
+RECIPE = Recipe(
+    method="medusa-2",
+    max_steps=5,
+    batch_tokens=60,
+    warmup_steps=1,
+    learning_rate=1e-2,
+    head_learning_rate_multiplier=2.0,
+    lora_rank=4,
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_gradients_of_the_joint_loss_are_those_of_its_formula(folder: Path) -> N
 @pytest.mark.parametrize("distill", [False, True])
 def test_a_process_without_a_row_has_its_part_in_every_sum(folder: Path, distill: bool) -> None:
     """Of a batch of one row the second of two processes gets it without labels."""
-    steps = stream_batches(examples(1), HEADS, 0, ProcessGroup(rank=1, size=2))
+    steps = stream_batches(examples(1), RECIPE, 0, ProcessGroup(rank=1, size=2))
     _, rows = next(steps)
     wrapped, _ = add_adapter(read(folder / "backbone"), RECIPE)
     heads = new_heads(wrapped.get_base_model().get_output_embeddings().base_layer, 2)
@@ -133,7 +133,7 @@ def test_an_adapter_is_made_without_a_warning(folder: Path) -> None:
 def test_teacher_is_the_backbone_without_its_adapter(folder: Path) -> None:
     wrapped, _ = add_adapter(read(folder / "backbone"), RECIPE)
     heads = new_heads(wrapped.get_base_model().get_output_embeddings().base_layer, 2)
-    distilled = JointRecipe(heads=HEADS, distill=True, rank=4)
+    distilled = replace(RECIPE, distill=True)
     rows = examples(3)
     fresh = joint_loss(wrapped, heads, rows, distilled, 0.0).lm
     with torch.no_grad():
@@ -146,8 +146,8 @@ def test_teacher_is_the_backbone_without_its_adapter(folder: Path) -> None:
 
 
 def test_sine_grows_to_its_peak_at_the_last_step() -> None:
-    sine = JointRecipe(heads=HEADS, lambda0=0.01, schedule="sine")
-    weights = [weight_of_heads(step, sine) for step in range(HEADS.steps)]
+    sine = replace(RECIPE, lambda0=0.01, lambda0_schedule="sine")
+    weights = [weight_of_heads(step, sine) for step in range(RECIPE.steps)]
     assert weights == sorted(weights) and weights[-1] == pytest.approx(0.01)
     assert weights[0] == pytest.approx(0.01 * 0.30902, rel=1e-4)  # sin(pi/2 / 5)
 

@@ -6,7 +6,7 @@ import pytest
 
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
-from medusa_chat.training.path_search import search_paths, step_positions, tokens_per_step
+from medusa_chat.training.tree_search import search_paths, step_positions, tokens_per_step
 
 TOGETHER = [[0, 0], [1, 1], [0, 0], [1, 1], [None, None], [0, 0], [1], []]
 

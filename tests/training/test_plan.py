@@ -7,9 +7,7 @@ from support.training_models import write_backbone
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from medusa_chat.training.lora import adapter_size, add_adapter
-from medusa_chat.training.stage_recipes import HeadRecipe, JointRecipe
-
-STAGE = HeadRecipe(steps=60, batch_tokens=60, cache_hidden=False)
+from medusa_chat.training.recipe import Recipe
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -19,6 +17,6 @@ def test_an_adapter_is_as_large_as_planned_on_packed_weights_too(tmp_path, tied)
     packed = read(quantization_config=BitsAndBytesConfig(load_in_4bit=True))
     for model in (read(), packed):
         planned = adapter_size(model, 4)
-        wrapped, _ = add_adapter(model, JointRecipe(STAGE, rank=4))
+        wrapped, _ = add_adapter(model, Recipe(lora_rank=4))
         tensors = [p for n, p in wrapped.named_parameters() if "lora_" in n]
         assert planned == sum(p.numel() for p in tensors) > 0

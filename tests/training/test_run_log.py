@@ -9,8 +9,8 @@ from support.scripted import ScriptedRunner
 from support.training_events import step
 
 from medusa_chat.runtime.session import Session
-from medusa_chat.training import run_log
-from medusa_chat.training.run_log import RunLog, latest, read, runs_folder
+from medusa_chat.training import events
+from medusa_chat.training.events import RunLog, latest, read, runs_folder
 from medusa_chat.ui.access.guard import GUEST, GUEST_HEADER
 from medusa_chat.ui.tune.tab import TuneController
 from medusa_chat.ui.tune.training_view import MOST_POINTS, train_view
@@ -29,7 +29,7 @@ def log_of(count: int, tmp_path, **more) -> RunLog:
 def test_what_a_training_tells_is_read_back_and_how_it_ended(tmp_path):
     with log_of(3, tmp_path) as log:
         run = latest()
-        assert run.is_running and run.pid == os.getpid() and run.can_stop
+        assert run.is_running and run.first["pid"] == os.getpid() and run.can_stop
         assert [event["step"] for event in run.events] == [1, 2, 3]
         log.stopped()
     run = latest(last_seen=run)
@@ -47,7 +47,7 @@ def test_a_failure_is_told_in_one_line(tmp_path):
 
 def test_steps_that_follow_fast_are_left_out(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(events.time, "monotonic", lambda: now[0])
     log = RunLog(tmp_path / "out")
     for number in range(200_000):
         now[0] += 0.25
@@ -95,7 +95,7 @@ def test_a_process_that_is_gone_is_not_waited_for(tmp_path, monkeypatch):
 def test_the_latest_one_is_the_last_that_began_whatever_the_clock_says(tmp_path, monkeypatch):
     with RunLog(tmp_path / "before") as log:
         log.tell(json.dumps({"event": "stage"}))
-    monkeypatch.setattr(run_log.time, "time_ns", lambda: 1)  # it was set back
+    monkeypatch.setattr(events.time, "time_ns", lambda: 1)  # it was set back
     with RunLog(tmp_path / "after") as log:
         log.tell(json.dumps({"event": "stage"}))
     assert latest().output == str(tmp_path / "after")
@@ -104,12 +104,12 @@ def test_the_latest_one_is_the_last_that_began_whatever_the_clock_says(tmp_path,
 def test_only_the_last_runs_are_kept(tmp_path):
     for _ in range(14):
         log_of(1, tmp_path)
-    assert len(list(runs_folder().glob("*.jsonl"))) == run_log.MOST_RUNS
+    assert len(list(runs_folder().glob("*.jsonl"))) == events.MOST_RUNS
 
 
 def test_a_disk_that_cannot_be_written_does_not_stop_a_training(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(run_log, "runs_folder", lambda: tmp_path / "file" / "runs")
+    monkeypatch.setattr(events, "runs_folder", lambda: tmp_path / "file" / "runs")
     with RunLog(tmp_path / "out") as log:
         log.tell(step(1))
         assert not log.wants_stop()

@@ -9,9 +9,8 @@ from support.training_models import CONTEXT, write_backbone
 
 from medusa_chat.errors import UsageError
 from medusa_chat.training import distill_conversations
-from medusa_chat.training.answerers import BatchAnswerer
+from medusa_chat.training.answerers import BatchAnswerer, DistillRecipe
 from medusa_chat.training.conversations import Conversation
-from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.recipe import Recipe
 
 END, USER, A = 1, 3, 5

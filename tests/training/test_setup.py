@@ -32,6 +32,6 @@ def test_a_backbone_on_the_hub_is_downloaded_once_and_said(server: Hub, tmp_path
     with pytest.raises(ModelError, match="not in the cache and the network is off"):
         setup_of(offline=True)
     stages, setup = setup_of()
-    assert stages == [Stage("downloading the backbone")] and setup.vocabulary > 0
+    assert stages == [Stage("downloading the model")] and setup.vocabulary > 0
     before = len(server.requests)
     assert setup_of()[0] == [] and len(server.requests) == before

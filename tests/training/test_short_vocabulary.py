@@ -5,8 +5,7 @@ from support.training_models import random_llama
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.loss import IGNORED, HeadInputs, medusa_loss
-from medusa_chat.training.short_vocabulary import ShortVocabulary
+from medusa_chat.training.loss import IGNORED, HeadInputs, ShortVocabulary, medusa_loss
 
 VOCABULARY, HEADS, ROWS, WIDTH = 24, 3, 50, 32
 
@@ -22,8 +21,7 @@ def parts():
 
 
 def loss(lm_head, heads, inputs):
-    tensors = inputs.hidden, inputs.roots, inputs.targets
-    return medusa_loss(heads, lm_head, *tensors)
+    return medusa_loss(heads, lm_head, inputs)
 
 
 def test_a_list_of_all_tokens_changes_nothing():

@@ -24,10 +24,9 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
 from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.training.checkpoint_writer import Base
-from medusa_chat.training.events import TrainStep
+from medusa_chat.training.events import TrainStep, latest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
-from medusa_chat.training.run_log import latest
+from medusa_chat.training.setup import Base
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
@@ -430,7 +429,7 @@ def test_two_trainings_do_not_share_a_folder(
     monkeypatch.setattr(TrainingView, "show", beside)
     assert main(line) == 0
     ((code, said),) = again
-    assert code == 2 and "out.training belongs to a training that runs" in said
+    assert code == 2 and "out.training is in use by a running training" in said
 
 
 def test_a_full_disk_costs_no_request(
@@ -515,12 +514,12 @@ def test_full_disk_is_refused_before_anything_is_trained(
 def test_disk_that_fills_up_keeps_the_training(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from medusa_chat.training import training_output
+    from medusa_chat.training import checkpoint_writer
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(training_output, "write_heads", full)
+    monkeypatch.setattr(checkpoint_writer, "write_heads", full)
     line = command(inputs, tmp_path / "out", "--max-steps", "2")
     assert main(line) == 1
     assert "No space left on device" in capsys.readouterr().err

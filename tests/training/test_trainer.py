@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +18,16 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
-from medusa_chat.training.accuracy import (
-    RANKS,
-    accuracies_of,
-    ranks_after,
-    ranks_of,
+from medusa_chat.training.answerers import (
+    BatchAnswerer,
+    DistillRecipe,
+    PromptBatch,
+    answer_prompts,
+    batch_rows,
+    fastest_answerer,
+    read_answers,
 )
-from medusa_chat.training.answerers import BatchAnswerer, fastest_answerer, rows_of
-from medusa_chat.training.checkpoint_writer import Calibrated
+from medusa_chat.training.calibration import RANKS, accuracies_of, ranks_after, ranks_of
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import (
     Example,
@@ -32,16 +35,18 @@ from medusa_chat.training.data import (
     encode,
     group_by_length,
 )
-from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
-from medusa_chat.training.engine_answerer import PromptBatch
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
-from medusa_chat.training.hidden_states import cache_inputs
-from medusa_chat.training.loss import IGNORED, head_inputs, head_targets, medusa_loss
-from medusa_chat.training.optimizers import share_of_peak
-from medusa_chat.training.stage_recipes import HeadRecipe
-from medusa_chat.training.trainer import new_heads, train_heads
-from medusa_chat.training.training_state import write_state
-from medusa_chat.training.tree_search import search_tree
+from medusa_chat.training.loss import (
+    IGNORED,
+    HeadInputs,
+    cache_inputs,
+    head_inputs,
+    head_targets,
+    medusa_loss,
+)
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.trainer import new_heads, share_of_peak, train_heads, write_state
+from medusa_chat.training.tree_search import Calibrated, search_tree
 from medusa_chat.trees.expected_length import expected_lengths, node_value
 
 END = 1
@@ -57,6 +62,9 @@ TALK = [
     {"role": "user", "content": "f"},
     {"role": "assistant", "content": "gh"},
 ]
+
+
+QUICK = Recipe(learning_rate=1.5e-2)  # the heads' rate is four times as high
 
 
 def make_tokenizer(template: str = CHAT) -> PreTrainedTokenizerFast:
@@ -201,16 +209,15 @@ def test_the_loss_and_all_its_gradients_are_those_of_its_formula_however_it_is_c
             for k in range(3)
         )
         expected = torch.autograd.grad(direct, learning, materialize_grads=True)
-        result = medusa_loss(
-            *(some, model.lm_head, hidden, roots, targets, 0.8, rows),
-            trainable=[model.lm_head.weight],
-        )
+        inputs = HeadInputs(hidden, roots, targets)
+        trainable = [model.lm_head.weight]
+        result = medusa_loss(some, model.lm_head, inputs, 0.8, rows, trainable=trainable)
         torch.testing.assert_close(result.total, direct)
         got = torch.autograd.grad(3 * result.total, learning, materialize_grads=True)
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, 3 * theirs, atol=1e-6, rtol=1e-4)
     with torch.no_grad():
-        assert not medusa_loss(shared, model.lm_head, hidden, roots, targets).total.requires_grad
+        assert not medusa_loss(shared, model.lm_head, inputs).total.requires_grad
 
 
 # --------------------------------------------------------------------------------- trainer
@@ -237,7 +244,7 @@ def test_planted_pattern_is_learnt_by_the_right_head_only(head):
         model.model.layers[0].mlp.down_proj.weight.zero_()
     examples = planted(head + 2)
     heads = new_heads(model.lm_head, 3)
-    recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
+    recipe = replace(QUICK, max_steps=150, batch_tokens=1024, warmup_steps=2)
     list(train_heads(model, model.lm_head, heads, examples, recipe))
     batch = collate(examples)
     right = [pattern_hits(model, heads, batch, head + 2, k) for k in range(3)]
@@ -251,7 +258,7 @@ def test_heads_that_read_the_root_learn_what_follows_from_it_alone():
         model.model.layers[0].self_attn.o_proj.weight.zero_()
         model.model.layers[0].mlp.down_proj.weight.zero_()
     examples = planted(1)  # what is at t + 2 repeats the root, which is at t + 1
-    recipe = HeadRecipe(steps=150, batch_labels=256, learning_rate=6e-2, warmup_steps=2)
+    recipe = replace(QUICK, max_steps=150, batch_tokens=1024, warmup_steps=2)
     batch, embedding, right = collate(examples), model.get_input_embeddings(), []
     for reads in (None, embedding):
         heads = new_heads(model.lm_head, 1, embedding=reads)
@@ -275,19 +282,19 @@ def pattern_hits(model, heads, batch, distance: int, head: int) -> float:
 def test_training_yields_falling_losses_and_evaluations():
     model, examples = make_model(), planted(2)
     heads = new_heads(model.lm_head, 2)
-    recipe = HeadRecipe(steps=20, batch_tokens=600, learning_rate=1e-2, evaluate_every=10)
+    recipe = Recipe(max_steps=20, batch_tokens=600, learning_rate=2.5e-3)
     before = {name: p.clone() for name, p in model.named_parameters()}
     events = list(train_heads(model, model.lm_head, heads, examples, recipe, examples[:4]))
     steps = [event for event in events if isinstance(event, TrainStep)]
     assert [event.step for event in steps] == list(range(1, 21))
     assert steps[-1].loss < steps[0].loss and len(steps[0].top) == 2
-    assert [e.step for e in events if isinstance(e, Evaluated)] == [10, 20]
+    assert [e.step for e in events if isinstance(e, Evaluated)] == list(range(2, 21, 2))
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_the_pass_that_keeps_hidden_states_tells_how_far_it_is():
     model, examples = make_model(), make_examples()
-    recipe = HeadRecipe(steps=2, batch_tokens=60, cache_hidden=True)
+    recipe = Recipe(max_steps=2, batch_tokens=60)
     heads = new_heads(model.lm_head, 2)
     events = list(train_heads(model, model.lm_head, heads, examples, recipe))
     passed = [event for event in events if isinstance(event, HiddenStates)]
@@ -299,7 +306,7 @@ def test_the_pass_that_keeps_hidden_states_tells_how_far_it_is():
 
 def test_kept_rows_that_a_caller_gives_are_those_of_the_examples():
     model, examples = make_model(), make_examples()
-    recipe = HeadRecipe(steps=4, batch_labels=8, batch_tokens=60)
+    recipe = Recipe(max_steps=4, batch_tokens=32)
     own, given = new_heads(model.lm_head, 2), new_heads(model.lm_head, 2)
     list(train_heads(model, model.lm_head, own, examples, recipe))
     kept = cache_inputs(model, 2, examples, recipe)
@@ -309,10 +316,10 @@ def test_kept_rows_that_a_caller_gives_are_those_of_the_examples():
 
 def test_interrupted_run_gives_the_same_heads(tmp_path):
     model, examples = make_model(), make_examples()
-    recipe = HeadRecipe(steps=9, batch_tokens=60, save_every=2)
+    recipe = Recipe(max_steps=20, batch_tokens=60)
     whole = new_heads(model.lm_head, 2)
     list(train_heads(model, model.lm_head, whole, examples, recipe))
-    for stop in (1, 4, 5):
+    for stop in (1, 4, 5):  # it is saved after every second step
         state = tmp_path / f"state{stop}.pt"
         first = new_heads(model.lm_head, 2)
         run = train_heads(model, model.lm_head, first, examples, recipe, state=state)
@@ -341,9 +348,9 @@ def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatc
 def test_state_of_another_recipe_is_refused(tmp_path):
     model, examples = make_model(), make_examples()
     heads, state = new_heads(model.lm_head, 2), tmp_path / "state.pt"
-    list(train_heads(model, model.lm_head, heads, examples, HeadRecipe(steps=1), state=state))
+    list(train_heads(model, model.lm_head, heads, examples, Recipe(max_steps=1), state=state))
     with pytest.raises(UsageError, match="another recipe"):
-        list(train_heads(model, model.lm_head, heads, examples, HeadRecipe(steps=2), state=state))
+        list(train_heads(model, model.lm_head, heads, examples, Recipe(max_steps=2), state=state))
 
 
 def test_loss_that_is_not_finite_stops_before_it_is_learnt():
@@ -353,12 +360,12 @@ def test_loss_that_is_not_finite_stops_before_it_is_learnt():
     poisoned = Example((3, 4, 0, 5, 6, 7), (True,) * 6, "data.jsonl:7")
     heads = new_heads(model.lm_head, 2)
     with pytest.raises(MedusaChatError, match="not finite at step 1: lower --learning-rate"):
-        list(train_heads(model, model.lm_head, heads, [*examples, poisoned], HeadRecipe(steps=3)))
+        list(train_heads(model, model.lm_head, heads, [*examples, poisoned], Recipe(max_steps=3)))
     assert torch.equal(heads.weight, torch.zeros_like(heads.weight))
 
 
 def test_rate_warms_up_and_falls_to_zero():
-    recipe = HeadRecipe(steps=100, warmup_steps=10)
+    recipe = Recipe(max_steps=100, warmup_steps=10)
     rates = [share_of_peak(step, recipe.steps, recipe.warmup_steps) for step in range(101)]
     assert rates[0] == 0.1 and rates[9] == 1.0 and rates[100] < 1e-9
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -499,9 +506,9 @@ def test_a_gpu_answers_as_many_prompts_at_once_as_its_memory_holds(
     card = SimpleNamespace(
         model=model, config=model.config, device=torch.device("cuda"), length=2048
     )
-    assert least <= rows_of(card) <= most
+    assert least <= batch_rows(card) <= most
     card.device = torch.device("cpu")
-    assert rows_of(card) == 16
+    assert batch_rows(card) == 16
 
 
 def test_where_our_c_gives_other_numbers_batches_answer(library, monkeypatch):

@@ -27,7 +27,7 @@ from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.training import hardware as hardware_model
-from medusa_chat.training.accuracy import states_of
+from medusa_chat.training.calibration import states_of
 from medusa_chat.training.hardware import GPUS, SHAPES, attention, linear
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.auto_tree import rank_accuracies

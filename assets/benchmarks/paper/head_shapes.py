@@ -19,18 +19,19 @@ from kept_answers import (
 from paper_context import PaperContext
 
 from medusa_chat.bench.rows import Row, row
-from medusa_chat.training.hidden_states import cache_inputs
-from medusa_chat.training.stage_recipes import HeadRecipe
+from medusa_chat.training.loss import cache_inputs
+from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.trainer import new_heads, train_heads
 from medusa_chat.units import number
 
 HEADS = 5
 SEEDS = (0, 1)
 # the rate and the weight decay of the heads that come with medusa-chat
-ALONE = HeadRecipe(
-    steps=150,
-    batch_labels=512,
+ALONE = Recipe(
+    max_steps=150,
+    batch_tokens=2048,  # 512 labels
     learning_rate=3.5e-3,
+    head_learning_rate_multiplier=1.0,
     weight_decay=1.0,
 )
 

@@ -18,13 +18,12 @@ from medusa_chat.bench.hf_baseline import DTYPES, read_baseline
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
-from medusa_chat.training.accuracy import RANKS, ranks_in
+from medusa_chat.training.calibration import RANKS, ranks_in
 from medusa_chat.training.conversations import read_conversations
 from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.examples import encode_all
-from medusa_chat.training.loss import run_decoder
-from medusa_chat.training.path_search import Answer, search_paths, tokens_per_step
-from medusa_chat.training.short_vocabulary import ShortVocabulary, shortlist
+from medusa_chat.training.loss import ShortVocabulary, run_decoder, shortlist
+from medusa_chat.training.tree_search import AnswerRanks, search_paths, tokens_per_step
 
 LEARNT, HELD_OUT = 400, 60  # answers
 BATCH, NODES = 2048, 16
@@ -86,7 +85,7 @@ def last_answer(one: Example) -> Example | None:
     return Example(one.ids[:end], (False,) * start + (True,) * (end - start), one.place)
 
 
-def held_out_tokens_per_step(ranks: Sequence[Answer], heads: int) -> float:
+def held_out_tokens_per_step(ranks: Sequence[AnswerRanks], heads: int) -> float:
     """Tokens a step of the first `heads` heads with a tree of NODES nodes. The tree is searched on
     every second answer and measured on the others."""
     cut = [[row[:heads] for row in answer] for answer in ranks]
@@ -109,10 +108,10 @@ def states_before(model: Any, examples: Sequence[Example]) -> list[tuple[Tensor,
 @torch.inference_mode()
 def ranks_among(
     short: ShortVocabulary, heads: MedusaHeads, states: Sequence[tuple[Tensor, Example]]
-) -> list[Answer]:
+) -> list[AnswerRanks]:
     """As accuracy.ranks_of, for heads whose logits are of the tokens of `short`. states: see
     states_before."""
-    found: list[Answer] = []
+    found: list[AnswerRanks] = []
     for hidden, example in states:
         answer = torch.tensor(example.ids[-len(hidden) :], device=hidden.device)
         with half_precision(hidden):

@@ -7,6 +7,7 @@ them would fall whatever is done to it; how far it moved from itself is measured
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from head_shapes import ALONE, HEADS
@@ -22,13 +23,10 @@ from paper_context import PaperContext
 from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.data import Example
-from medusa_chat.training.hidden_states import cache_inputs
-from medusa_chat.training.joint import train_jointly
-from medusa_chat.training.joint_loss import evaluate_jointly
+from medusa_chat.training.joint import joint_loss, train_jointly
 from medusa_chat.training.lora import add_adapter
-from medusa_chat.training.loss import HeadInputs
-from medusa_chat.training.short_vocabulary import ShortVocabulary
-from medusa_chat.training.stage_recipes import JointRecipe
+from medusa_chat.training.loss import HeadInputs, ShortVocabulary, cache_inputs, evaluate
+from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.trainer import new_heads, train_heads
 
 STEPS = 60  # of every method; of two stages the first half trains the heads alone
@@ -61,11 +59,11 @@ def two_stage(context: PaperContext) -> Iterator[Row]:
     ):
         context.progress(name)
         moved, found = _jointly(kept.backbone(), short, deepcopy(made), learnt, unseen, recipe)
-        steps = recipe.heads.steps
+        steps = recipe.steps
         note = (
             f"{STEPS - steps} steps of {LABELS} labels of the heads alone, {steps} of both with "
             f"{TOKENS} tokens; lambda_0 {recipe.lambda0:g}, adapter's rate "
-            f"{recipe.learning_rate:g}, heads' {recipe.heads.learning_rate:g}"
+            f"{recipe.learning_rate:g}, heads' {recipe.head_learning_rate:g}"
         )
         yield from _rows(name, moved, found, tokens, note, len(unseen))
 
@@ -75,15 +73,24 @@ def _alone(
 ) -> MedusaHeads:
     """Heads that were trained alone."""
     made = new_heads(short.lm_head.linear, HEADS)
-    recipe = replace(ALONE, steps=steps, batch_labels=LABELS, warmup_steps=steps // 8)
+    recipe = replace(ALONE, max_steps=steps, batch_tokens=4 * LABELS, warmup_steps=steps // 8)
     for _ in train_heads(model, short.lm_head, made, learnt, recipe, cached=cached, short=short):
         pass
     return made.requires_grad_(False)
 
 
-def _joint(steps: int, rate: float, weight: float) -> JointRecipe:
-    heads = replace(ALONE, steps=steps, batch_tokens=TOKENS, warmup_steps=steps // 8)
-    return JointRecipe(heads, learning_rate=rate, lambda0=weight, distill=True)
+def _joint(steps: int, rate: float, weight: float) -> Recipe:
+    return replace(
+        ALONE,
+        method="medusa-2",
+        max_steps=steps,
+        batch_tokens=TOKENS,
+        warmup_steps=steps // 8,
+        learning_rate=rate,
+        head_learning_rate_multiplier=ALONE.head_learning_rate / rate,
+        lambda0=weight,
+        distill=True,
+    )
 
 
 def _jointly(
@@ -92,14 +99,15 @@ def _jointly(
     made: MedusaHeads,
     learnt: Sequence[Example],
     unseen: Sequence[Example],
-    recipe: JointRecipe,
+    recipe: Recipe,
 ) -> tuple[float, float]:
     """Train both -> (the backbone's KL from itself before, nats a token; tokens a step)."""
     wrapped, _ = add_adapter(model, recipe)
     for _ in train_jointly(wrapped, made, learnt, recipe, short=short):
         pass
     made.requires_grad_(False)
-    moved = evaluate_jointly(wrapped, made, unseen, recipe, recipe.heads.steps).lm_loss
+    loss = partial(joint_loss, wrapped, made, recipe=recipe, weight=1.0)
+    moved = evaluate(loss, unseen, recipe, recipe.steps).lm_loss
     merged = wrapped.merge_and_unload().eval()
     ranks = ranks_among(short, made, states_before(merged, unseen))
     return moved or 0.0, held_out_tokens_per_step(ranks, HEADS)

@@ -10,8 +10,8 @@ from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.requests import Tune
 from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.training.events import Run, latest
 from medusa_chat.training.hardware import GPUS, SHAPES
-from medusa_chat.training.run_log import Run, latest
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.expected_length import expected_lengths
 from medusa_chat.ui.access.guard import is_guest

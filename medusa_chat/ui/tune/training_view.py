@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_chat.training.run_log import Run
+from medusa_chat.training.events import Run
 from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.page.tree_view import short
 

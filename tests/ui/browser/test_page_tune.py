@@ -12,7 +12,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
-from medusa_chat.training.run_log import RunLog
+from medusa_chat.training.events import RunLog
 
 NODES = 9
 
