@@ -19,7 +19,7 @@ from medusa_chat.decoding.backends.quantised_linear import Int8Linear, Nf4Linear
 from medusa_chat.decoding.backends.replacements import PackedLinear
 from medusa_chat.decoding.kv_cache import refused
 
-ROWS = 4096  # of a linear's weight that are widened together
+SOME = 2**20  # numbers of a linear's weight that are widened together, a few MB of fp32
 
 
 def can_be_widened(backbone: Backbone) -> bool:
@@ -110,13 +110,14 @@ def _weights(linear: Any) -> Iterator[Tensor]:
         codes = held.CB if held.CB is not None else linear.weight.data
         yield from _of_bytes(codes, held.SCB)
     else:
-        for rows in linear.weight.split(ROWS):
+        for rows in linear.weight.split(max(1, SOME // linear.weight.shape[1])):
             yield rows.float()
 
 
 def _of_bytes(codes: Tensor, scales: Tensor) -> Iterator[Tensor]:
     """Weights that bitsandbytes rounded to 8 bits."""
-    for some, scale in zip(codes.split(ROWS), scales.split(ROWS), strict=True):
+    rows = max(1, SOME // codes.shape[1])
+    for some, scale in zip(codes.split(rows), scales.split(rows), strict=True):
         yield some * (scale.float()[:, None] / 127)
 
 

@@ -24,7 +24,7 @@ WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS, NIBBLES, BYTES = range(5)  # kernels/weights.h
 BLOCKS = 16, 32, 64  # inputs with one scale that kernels/packed.c takes
 SOME = 4096  # rows of a weight that are looked at together
-UNPACKED = 2**24  # weights that are unpacked together
+UNPACKED = 2**20  # weights that are unpacked together, a few MB of fp32
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
     "run": (c_int64, POINTER(Pass)),
@@ -114,8 +114,8 @@ class NativeThreads:
         else:
             numbers = by_output(pairs, torch.int16)
         scale, *floor = (by_output(t, kind).float() for t, kind in zip(tables, kinds, strict=True))
-        values = numbers.view(torch.int8) * scale
-        return (values + floor[0] if floor else values).flatten(1)
+        values = numbers.view(torch.int8).float().mul_(scale)
+        return (values.add_(floor[0]) if floor else values).flatten(1)
 
 
 def _plain(kind: int, part: Tensor, ins: int) -> Tensor:
