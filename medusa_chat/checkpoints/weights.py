@@ -52,7 +52,8 @@ def config_of(found: Checkpoint) -> Any:
 
 def _made(where: Path, make: Callable[[], Any]) -> Any:
     try:
-        return make()
+        with _silent():
+            return make()
     except Exception as error:  # transformers raises all kinds for broken files and odd numbers
         raise ModelError(
             f"the config in {where} cannot be read: {first_line(error)}: fetch it again, or mend it"
@@ -109,10 +110,13 @@ def empty_model(found: Checkpoint, config: Any) -> Any:
     weights = found.weights
     is_quantised = getattr(config, "quantization_config", None) is not None
     if not (weights.stored or weights.is_pickled or is_quantised):
-        return _read(found.backbone, found.backbone, config=config, device_map={"": "meta"})
+        options = {"config": config, "device_map": {"": "meta"}, "dtype": torch.float32}
+        return _read(found.backbone, found.backbone, **options)
     try:
         with torch.device("meta"), _silent():
-            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            return AutoModelForCausalLM.from_config(
+                config, attn_implementation="eager", dtype=torch.float32
+            )
     except Exception as error:  # as where the weights are read
         raise _unread_error(found.backbone, error) from error
 

@@ -13,6 +13,7 @@ from support.tokenizers import byte_tokenizer
 
 from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.inspection import inspect
+from medusa_chat.checkpoints.layouts.headers import parse_header
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
@@ -133,3 +134,11 @@ def test_a_part_that_the_config_leaves_out_is_refused_by_name(tmp_path, name):
     save_file(tensors, tmp_path / MODEL, {"format": "pt"})
     with pytest.raises(ModelError, match=name):
         read_empty(tmp_path)
+
+
+@pytest.mark.parametrize("inside", [b'"":""', b"[]"], ids=["texts", "lists"])
+def test_a_header_of_a_million_entries_is_refused_before_it_is_parsed(inside):
+    """Millions of empty texts in its metadata took seconds."""
+    for opening, closing in ((b'{"__metadata__":{', b"}}"), (b'{"a":[', b"]}")):
+        with pytest.raises(ValueError, match="over 1,000,000 entries"):
+            parse_header(opening + b",".join([inside] * 1_000_002) + closing, 0)

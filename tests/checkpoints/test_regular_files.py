@@ -1,6 +1,7 @@
 """A checkpoint's files are regular ones: a pipe, a device or a dead drive holds nobody up."""
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -71,6 +72,19 @@ def test_a_device_is_refused(tmp_path):
     (tmp_path / "config.json").symlink_to("/dev/zero")
     with pytest.raises(ModelError, match="not a readable file"):
         LocalFolder(tmp_path).files()
+
+
+@pytest.mark.skipif(not os.path.ismount("/proc"), reason="this system has no /proc")
+@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "a.gguf"])
+def test_a_file_that_the_kernel_makes_up_is_refused(whole, tmp_path, capsys, name):
+    """It is regular by its mode, and another library would wait for it: /proc/kmsg."""
+    folder = shutil.copytree(whole, tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/proc/self/environ")
+    place = str(folder / name if name == "a.gguf" else folder)
+    for command in (["inspect", place], ["generate", "--prompt", "x", "--checkpoint", place]):
+        assert main(command) == 4
+        assert "is not a readable file" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_drive_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from medusa_chat.errors import ModelError
 
 SECONDS = 30.0  # for a folder's list or a small piece of a file: a disk may have to spin up first
 NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe opens, to be refused
+KERNELS = ("/proc", "/sys")
 T = TypeVar("T")
 
 
@@ -23,21 +24,30 @@ def read_piece(path: Path, start: int, length: int) -> bytes:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise ModelError(_irregular(path))
             stream.seek(start)
-            return stream.read(length)
+            data = stream.read(length)
+            if data is None:  # it would have to be waited for
+                raise ModelError(_irregular(path))
+            return data
 
     return in_time(read, path)
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file, -1 of a link to nothing. Raises ModelError for a pipe, a device or
-    a socket, which another library would wait for or read for ever."""
+    """Bytes of a regular file, -1 of a link to nothing. Raises ModelError for a pipe, a device, a
+    socket or a file of the kernel's, which another library would wait for or read for ever."""
     try:
         found = path.stat()
     except OSError:
         return -1
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(found.st_mode) or _is_kernels(found):
         raise ModelError(_irregular(path))
     return found.st_size
+
+
+def _is_kernels(facts: os.stat_result) -> bool:
+    """Whether it lies where the kernel makes files up: regular by their mode, and without end, or
+    waited for until there is news (/proc/kmsg)."""
+    return any(os.path.ismount(one) and os.stat(one).st_dev == facts.st_dev for one in KERNELS)
 
 
 def _irregular(path: Path) -> str:
