@@ -127,6 +127,19 @@ def test_no_function_is_longer_than_60_lines() -> None:
                 assert length <= 60, f"{file}:{node.lineno} {node.name}: {length} lines"
 
 
+def test_no_call_unpacks_a_literal() -> None:
+    """f(*(a, b), *(c, d)) saves lines and hides what is passed. Kernels' own code is Triton's."""
+    for file in MODULES.values():
+        if file.parent.name == "kernels":
+            continue
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            for argument in node.args if isinstance(node, ast.Call) else ():
+                is_literal = isinstance(argument, ast.Starred) and isinstance(
+                    argument.value, (ast.Tuple, ast.List)
+                )
+                assert not is_literal, f"{file}:{argument.lineno}"
+
+
 def test_leaves_know_leaves_alone() -> None:
     for name in LEAVES - {""}:
         assert {room(other) for other in ours(PACKAGE / f"{name}.py")} <= LEAVES, name

@@ -71,8 +71,12 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         context = min(request.max_context or CONTEXT, shape.context)
         backend, notes = prepare(model, heads, device, context, keep=keep)
     usual = usual_nodes(
-        *(device, precision, is_native(backend), model.config.to_dict()),
-        *(expected_tokens(None, shape.heads), sum(p.numel() for p in heads.parameters())),
+        device,
+        precision,
+        is_native(backend),
+        model.config.to_dict(),
+        expected_tokens(None, shape.heads),
+        sum(p.numel() for p in heads.parameters()),
     )
     backbone = backend.backbone
     tree, why = auto_tree(None, shape.heads, device, usual)

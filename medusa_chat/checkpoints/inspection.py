@@ -48,7 +48,7 @@ def inspect(
     when the checkpoint itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
     report = Inspection(
-        *(name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ())
+        name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
     )
     try:
         found = survey(source)

@@ -80,7 +80,11 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         if isinstance(keep, Rounded):
             yield LoadPhase("quantise"), None
         backend, notes = prepare(
-            *(parts.model, parts.heads, plan.device, plan.context, calibration),
+            parts.model,
+            parts.heads,
+            plan.device,
+            plan.context,
+            calibration,
             is_spread=plan.device_map is not None,
             keep=keep,
         )
@@ -121,7 +125,11 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: Keep) -> _Read
     with closing(TokenizerTrial(found.backbone)) as trial:  # while the weights are read
         heads, padding = read_heads(found, config)
         model, reading = weights.read_backbone(
-            *(found, config, plan.precision, plan.device, plan.device_map),
+            found,
+            config,
+            plan.precision,
+            plan.device,
+            plan.device_map,
             dtype=read_dtype(found, keep),
         )
         trial.refuse()
@@ -213,8 +221,13 @@ def _usual_nodes(
 ) -> tuple[int, str]:
     heads, parameters = (found.heads.heads, found.heads.parameters) if found.heads else (0, 0)
     return usual_nodes(
-        *(plan.device, plan.precision, plan.is_native, found.weights.config),
-        *(expected_tokens(calibration, heads), parameters, found.original is not None),
+        plan.device,
+        plan.precision,
+        plan.is_native,
+        found.weights.config,
+        expected_tokens(calibration, heads),
+        parameters,
+        found.original is not None,
     )
 
 

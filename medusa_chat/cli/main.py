@@ -179,7 +179,10 @@ def inspect(
     prepare_process(data_dir=data_dir, offline=offline)
     checkpoint, backbone = named(checkpoint, backbone)
     report = inspection.inspect(
-        *(checkpoint, backbone, max_context, inspection.open_anywhere),
+        checkpoint,
+        backbone,
+        max_context,
+        inspection.open_anywhere,
         dry_load=_dry_load,
     )
     print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))

@@ -104,7 +104,10 @@ class LoadOptions:
         prepare_process(self.device, self.data_dir, self.offline, self.precision)
         return LoadRequest(
             *named(self.checkpoint, self.backbone),
-            *(self.precision, self.device, self.max_context, self.offline),
+            self.precision,
+            self.device,
+            self.max_context,
+            self.offline,
         )
 
 

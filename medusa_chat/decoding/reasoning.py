@@ -56,7 +56,9 @@ class Markup(NamedTuple):
 
 HARMONY_MARKERS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>")
 HARMONY = Markup(
-    *("<|channel|>", "<|end|>", "<|channel|>analysis<|message|>"),
+    "<|channel|>",
+    "<|end|>",
+    "<|channel|>analysis<|message|>",
     "<|end|><|start|>assistant<|channel|>final<|message|>",
 )
 HIDDEN_CHANNELS = ("analysis", "commentary")

@@ -105,8 +105,15 @@ class TorchStep:
         cache, watch = self.backbone.cache, self._watch
         root = torch.tensor([state.root_id], device=self.backbone.device)
         draft, accepted, (_, hidden), marks = run_step(
-            *(state, plan, root, state.hidden, cache.length, state.settings, self.run),
-            *(self.rows, watch.mark),
+            state,
+            plan,
+            root,
+            state.hidden,
+            cache.length,
+            state.settings,
+            self.run,
+            self.rows,
+            watch.mark,
         )
         result = read(draft, accepted)
         if result.is_finite:

@@ -87,7 +87,8 @@ def merge4(*linears: Any) -> Any:
     first, state = linears[0], linears[0].weight.quant_state
     sizes = [linear.out_features for linear in linears]
     whole = type(first)(
-        *(first.in_features, sum(sizes)),
+        first.in_features,
+        sum(sizes),
         bias=False,
         compute_dtype=first.compute_dtype,
         quant_type=state.quant_type,

@@ -81,8 +81,14 @@ class RecordedStep:
         """Queue draft, decoder, acceptance and the move of cache rows, without waiting."""
         state = self._state
         draft, taken, (root, hidden), _ = run_step(
-            *(self._answer, self._plan, state.root, state.hidden, state.cur),
-            *(self._settings, self._run, self._backbone.rows),
+            self._answer,
+            self._plan,
+            state.root,
+            state.hidden,
+            state.cur,
+            self._settings,
+            self._run,
+            self._backbone.rows,
         )
         tensors = self._plan.tensors
         source = (state.cur + row_at(taken.node, tensors.paths)).view(-1)

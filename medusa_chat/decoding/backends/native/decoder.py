@@ -74,11 +74,20 @@ class NativeDecoder(nn.Module):
             self._fill(layer, kv, out)
         heads, kv_heads = first.heads
         self.structure = structs.Decoder(
-            *(len(layers), embedding.shape[1], heads, kv_heads, first.head_dim),
+            len(layers),
+            embedding.shape[1],
+            heads,
+            kv_heads,
+            first.head_dim,
             cosines.shape[-1],
-            *(first.down.ins, capacity, len(embedding), embedding.dtype == torch.bfloat16),
-            *(first.before.eps, first.scaling),
-            *(table, norm),
+            first.down.ins,
+            capacity,
+            len(embedding),
+            embedding.dtype == torch.bfloat16,
+            first.before.eps,
+            first.scaling,
+            table,
+            norm,
             *(t.data_ptr() for t in self._kept[:2]),
             self._layers,
         )
