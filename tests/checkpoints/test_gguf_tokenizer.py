@@ -11,8 +11,10 @@ from support.loading import answer
 
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
+from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.prompt_ids import encode
 
@@ -85,7 +87,8 @@ def test_a_prompt_begins_with_one_bos_or_none(split, usual, template, told, tmp_
     more |= {"without": (ADDS,)} if told is None else {ADDS: told}
     tokenizer = tokenizer_of(file_of(tmp_path, template=template, **more))
     begins = usual if told is None else told
-    loaded = SimpleNamespace(tokenizer=tokenizer, said=("", []), info=SimpleNamespace(name="a"))
+    info = SimpleNamespace(name="a", context=4096)
+    loaded = LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, (1, ""))
     bos, text = tokenizer.bos_token_id, tokenizer.bos_token
     user, system = ({"role": role, "content": "he"} for role in ("user", "system"))
     for chat in ([user], [system, user]):

@@ -333,7 +333,9 @@ def test_a_packed_linear_gives_what_the_linear_gives(rows):
         assert torch.allclose(PackedLinear(linear)(x), linear(x), atol=1e-5)
 
 
-def test_a_load_surveys_the_folder_and_reads_each_header_and_config_once(folder, monkeypatch):
+def test_a_load_lists_the_folder_twice_at_most_and_reads_each_header_and_config_once(
+    folder, monkeypatch
+):
     read, listed = Counter(), Counter()
     before, scan = LocalFolder.read, LocalFolder._listed
 
@@ -348,6 +350,6 @@ def test_a_load_surveys_the_folder_and_reads_each_header_and_config_once(folder,
     monkeypatch.setattr(LocalFolder, "read", counted)
     monkeypatch.setattr(LocalFolder, "_listed", scanned)
     loaded(folder)
-    assert listed == {folder: 1}
+    assert listed[folder] <= 2  # once more where transformers is given the weights' name
     assert read["config.json", 0] == 1
     assert {count for (_, start), count in read.items() if start} == {1}, "headers"

@@ -67,7 +67,7 @@ def test_an_answer_of_stray_bytes_goes_on_and_is_whole(size):
     tokenizer = byte_fallback_tokenizer()
     ids = tokenizer.convert_tokens_to_ids(["<0x0A>", "<0xC3>", "ab", "<0xA9>", "a", "<0xF0>"])
     answer = Answer(frozenset(), 6, "length", TokenTexts(tokenizer), ())
-    _, text = answer.begin(StepResult([0], [], ids[0], True), 0.1)
+    text = answer.begin(StepResult([0], [], ids[0], True), 0.1)[1].text
     for start in range(1, 6, size):
         tokens = ids[start : start + size]
         text += answer.step(tokens, StepResult([0], [], 0, True), 0.1, 0.1, "").text

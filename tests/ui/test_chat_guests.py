@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from support.conversations import ended, event, guest, known, owner, turn
@@ -156,15 +155,3 @@ def test_a_guest_has_one_answer_at_a_time(controller):
     ended(one)
     two.ask(turn("hello"))
     ended(two)
-
-
-@pytest.mark.parametrize("is_owner", [True, False])
-def test_only_the_owners_answers_are_learnt_from(controller, is_owner):
-    learnt = []
-    controller.sessions.learn = learnt.append
-    tab, visitor = Tab(), SimpleNamespace(headers={}, username=None) if is_owner else guest()
-    controller.attach(tab, None, visitor)
-    chat = controller.session_of(tab)
-    chat.ask(turn("hello"))
-    ended(chat)
-    assert learnt == ([chat.answer] if is_owner else [])

@@ -11,6 +11,7 @@ from medusa_chat.ui.chat import audience
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
 from medusa_chat.ui.chat.answer import chatbot_row
+from medusa_chat.ui.chat.markup import MARK
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.view import rows_of
 
@@ -240,15 +241,15 @@ def test_undo_takes_nothing_back_that_was_not_done_last(chat):
     assert chat.transcript.tree.said == before.tree.said
 
 
-def test_an_edited_answer_keeps_its_formulas_as_the_model_wrote_them(chat):
+def test_an_answer_has_marks_outside_its_formulas_by_which_the_page_gives_them_back(chat):
     chat.session.runner.pieces = ("It is $a^2$ for $5", " or `$b$`.", *[""] * 20)
     chat.session.runner.steps = 1
     chat.ask(turn("how large?"))
     ended(chat)
     row = rows_of(chat.transcript)[1]
     shown = chatbot_row(row, "assistant")["content"][0]["text"]
-    assert shown == r"It is \(a^2\) for $5 or `$b$`."
-    chat.edit(row, turn(shown + " Sure."))
+    assert shown == rf"It is {MARK}\(a^2\){MARK} for $5 or `$b$`."
+    chat.edit(row, turn("It is $a^2$ for $5 or `$b$`. Sure."))  # as the box has it
     assert chat.transcript.messages[1]["content"] == "It is $a^2$ for $5 or `$b$`. Sure."
 
 
