@@ -55,9 +55,9 @@ class LoadedModel:
 
     def reasoning_reader(self, state: State) -> ReasoningReader:
         """A reader of an answer that begins in this state. Special tokens have no text in it."""
-        known = self.tokenizer.added_tokens_decoder.items()
-        special = {id: token.content for id, token in known if token.special}
-        markers = {id: text for id, text in special.items() if text in self.markup.markers}
+        id_of = self.tokenizer.backend_tokenizer.token_to_id
+        markers = {id_of(text): text for text in self.markup.markers}
+        markers = {id: text for id, text in markers.items() if id in self.texts.special}
         return ReasoningReader(self.markup, markers, state)
 
     def auto_tree(self, nodes: int | None = None) -> tuple[Tree, str]:

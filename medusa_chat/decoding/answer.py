@@ -41,8 +41,8 @@ class Answer:
         self.part = Part()  # its reasoning and text
         self.reason: Reason | None = None
         self.prefill_seconds = 0.0
-        self._texts, self._stop, self._reader = texts, stop, reader
-        self._stream = None if texts is None else TextStream(texts.tokenizer, stop)
+        self._texts, self._reader = texts, reader
+        self._stream = None if texts is None else TextStream(texts, stop)
         self._steps, self._emitted, self._seconds, self._busy = 0, 0, 0.0, 0.0
 
     @property
@@ -108,13 +108,11 @@ class Answer:
 
     def _told(self, token: int) -> Part:
         """What a token adds. A marker of reasoning ends a stretch of text, which is whole then."""
-        if self._stream is None or self._texts is None:
+        if self._stream is None:
             return Part()
         if self._reader is None or not self._reader.is_marker(token):
             return self._read(self._stream.push(token))
-        before = self._read(self._stream.tail())
-        self._stream = TextStream(self._texts.tokenizer, self._stop)
-        return before.plus(self._reader.mark(token))
+        return self._read(self._stream.tail()).plus(self._reader.mark(token))
 
     def _read(self, text: str) -> Part:
         return Part("", text) if self._reader is None else self._reader.push(text)

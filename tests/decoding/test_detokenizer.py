@@ -29,7 +29,7 @@ def ids_of_run(run, tokenizer):
 
 
 def pieces_of(tokenizer, ids, stop=()):
-    stream = TextStream(tokenizer, stop)
+    stream = TextStream(TokenTexts(tokenizer), stop)
     pieces = []
     for token in ids:
         pieces.append(stream.push(token))
@@ -75,7 +75,7 @@ def test_of_byte_fallback_each_stray_byte_is_one_mark_and_characters_stand(run):
 @given(RUNS)
 def test_what_is_held_back_is_less_than_a_character(tokenizer, run):
     ids = ids_of_run(run, tokenizer)
-    stream, shown = TextStream(tokenizer), ""
+    stream, shown = TextStream(TokenTexts(tokenizer)), ""
     for place, token in enumerate(ids):
         shown += stream.push(token)
         whole = "".join(pieces_of(tokenizer, ids[: place + 1]))
@@ -94,6 +94,13 @@ def test_half_a_character_comes_out_at_the_end_alone(tokenizer):
     ids = ids_of("ok \U0001f642", tokenizer)[:-1]
     *pieces, tail = pieces_of(tokenizer, ids)
     assert "".join(pieces) == "ok " and "ok " + tail == tokenizer.decode(ids)
+
+
+def test_after_a_tail_another_stretch_begins():
+    stream = TextStream(TokenTexts(FALLBACK))
+    ids = ids_of_run(["\u2581ab", 0xC3], FALLBACK)
+    for _ in range(2):
+        assert "".join(map(stream.push, ids)) + stream.tail() == "ab\ufffd"
 
 
 @given(
