@@ -116,7 +116,7 @@ class ReasoningReader:
         self._close = markup.close if markup.close in spelled else ""
         self._held, self._header = "", ""
         self._heading, self._is_fresh = "", state == "opened"  # nothing of this stretch yet
-        self._is_marked, self._whole = False, Part()
+        self._is_marked, self._sides = False, set[State]()  # those of which something was told
 
     def is_marker(self, token: int) -> bool:
         """Whether the token is a marker here, to be given to `mark` instead of its text to
@@ -220,12 +220,10 @@ class ReasoningReader:
         text = text.lstrip() if self._is_fresh else text
         if not text:
             return Part()
-        known = self._whole.reasoning if side == "reasoning" else self._whole.text
-        text = BETWEEN + text if self._is_fresh and known else text
+        text = BETWEEN + text if self._is_fresh and side in self._sides else text
         self._is_fresh, self._heading = False, ""
-        part = Part(text, "") if side == "reasoning" else Part("", text)
-        self._whole = self._whole.plus(part)
-        return part
+        self._sides.add(side)
+        return Part(text, "") if side == "reasoning" else Part("", text)
 
     def _enter(self, state: State, is_fresh: bool = True) -> None:
         self.state, self._header, self._is_fresh = state, "", is_fresh
