@@ -57,7 +57,7 @@ def answer(
         closing(runner.run(asked)) as events,
     ):
         for event in with_progress(events):
-            line = json_line(to_json(event))
+            line = json_line(to_json(event)) if as_json or trace is not None else ""
             if trace is not None:
                 with refusing(Path(trace.name)):
                     print(line, file=trace, flush=True)
