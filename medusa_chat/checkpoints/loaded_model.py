@@ -1,10 +1,11 @@
 """LoadedModel: a model that decodes, with its tokenizer, its auto tree and what to tell of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from medusa_chat.checkpoints.control_tokens import ControlTokens
+from medusa_chat.checkpoints.control_tokens import ControlTokens, Typed
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
@@ -25,6 +26,22 @@ class PlainTime:
     step: float = 0.0
 
 
+class CachedText(NamedTuple):
+    """A conversation whose ids are in the cache. The answer stands from `answer` on in its text;
+    typed: where the messages before it hold the text of control tokens."""
+
+    text: str
+    ids: list[int]
+    answer: int
+    typed: Sequence[Typed]
+
+    def begins(self, text: str, typed: Sequence[Typed]) -> bool:
+        """Whether another text begins with this one, and with the same control tokens: a message
+        may repeat what the template has written."""
+        before = [one for one in typed if one.start < self.answer]
+        return text.startswith(self.text) and before == list(self.typed)
+
+
 @dataclass
 class LoadedModel:
     """A model ready to decode: engine, tokenizer, the default tree and what to tell about it."""
@@ -35,7 +52,7 @@ class LoadedModel:
     calibration: Calibration | None
     info: ModelInfo
     usual: tuple[int, str]  # nodes of its auto tree until it is tuned, and why (usual_nodes.py)
-    said: tuple[str, list[int]] = ("", [])  # the last text as a whole and its exact ids
+    said: CachedText | None = None  # the last conversation
     tuned: Tuning | None = None
     budgets: dict[str, DraftBudget] = field(default_factory=dict)  # by drafter; they learn
     trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked

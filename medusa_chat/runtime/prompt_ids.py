@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.control_tokens import Typed
-from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.checkpoints.loaded_model import CachedText, LoadedModel
 from medusa_chat.decoding.detokenizer import STRAY
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.reasoning import HARMONY, Part, State, read
@@ -22,17 +22,19 @@ REASONING = ("reasoning", "reasoning_content", "thinking")  # its keys in messag
 class PromptIds(NamedTuple):
     """A prompt's ids and the text they stand for. left_out: how many messages of its beginning the
     context has no room for. refused: what the chat template does not take, in words. state: where
-    the answer begins, amid reasoning or not."""
+    the answer begins, amid reasoning or not. typed: where messages hold the text of control tokens.
+    """
 
     ids: list[int]
     text: str
     left_out: int = 0
     refused: str = ""
     state: State = "begin"
+    typed: Sequence[Typed] = ()
 
 
 class _Rendering(NamedTuple):
-    """A conversation as text. typed: where messages hold the text of control tokens."""
+    """A conversation as text. typed: see PromptIds."""
 
     text: str
     typed: list[Typed]
@@ -57,14 +59,14 @@ def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
     found, refused = rendered(prompt, lambda messages: _rendered(loaded, messages))
     text, typed, state = found
     refuse_endless(tokenizer, text, context)
-    said, ids = loaded.said
-    if not said or not text.startswith(said):
+    said = loaded.said
+    if said is None or not said.begins(text, typed):
         ids = loaded.control_tokens.ids(text, typed)
-        return PromptIds(ids, text, refused=refused, state=state)
-    start = len(said)
-    rest = [Typed(one.start - start, one.end - start) for one in typed if one.start >= start]
-    new = loaded.control_tokens.ids_after(text[start:], rest)
-    return PromptIds([*ids, *new], text, refused=refused, state=state)
+    else:
+        start = len(said.text)
+        rest = [Typed(one.start - start, one.end - start) for one in typed if one.start >= start]
+        ids = [*said.ids, *loaded.control_tokens.ids_after(text[start:], rest)]
+    return PromptIds(ids, text, refused=refused, state=state, typed=typed)
 
 
 def _raw(tokenizer: Any, text: str) -> list[int]:
@@ -142,13 +144,12 @@ def _for_template(loaded: LoadedModel, message: Message, part: Part) -> Message:
     return made | dict.fromkeys(REASONING, part.reasoning) if is_told else made
 
 
-def said_so_far(
-    loaded: LoadedModel, text: str, ids: list[int], event: Finished
-) -> tuple[str, list[int]]:
-    """The conversation with the answer, text and ids, for the next turn to begin with; empty after
-    an error, and where the answer ends amid a character. An answer that was cut, as at a stop
-    string, is not how that turn begins."""
+def said_so_far(loaded: LoadedModel, prompt: PromptIds, event: Finished) -> CachedText | None:
+    """The conversation with the answer, for the next turn to begin with; None after an error, and
+    where the answer ends amid a character. An answer that was cut, as at a stop string, is not how
+    that turn begins."""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
     if event.reason == "error" or whole.endswith(STRAY):
-        return "", []
-    return text + whole, [*ids, *event.token_ids]
+        return None
+    ids = [*prompt.ids, *event.token_ids]
+    return CachedText(prompt.text + whole, ids, len(prompt.text), prompt.typed)

@@ -28,7 +28,7 @@ def reply(
     prompt = asked.prompt
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
-        loaded.said, prompt = ("", []), prompt.text
+        loaded.said, prompt = None, prompt.text
     settings, drafter = resolve(loaded, asked.settings)
     if asked.drops_oldest and not isinstance(prompt, str):
         read = encode_latest(loaded, prompt, settings.max_new_tokens)
@@ -49,7 +49,7 @@ def reply(
             elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
                 if not isinstance(prompt, str):
-                    loaded.said = said_so_far(loaded, read.text, ids, event)
+                    loaded.said = said_so_far(loaded, read, event)
             yield event
 
 

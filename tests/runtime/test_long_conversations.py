@@ -27,7 +27,7 @@ def model():
 @pytest.fixture(autouse=True)
 def forgetful(model):
     model.engine.forget()
-    model.said = ("", [])
+    model.said = None
 
 
 def said(role, text):
@@ -56,7 +56,7 @@ def test_one_that_does_not_fit_is_answered_from_its_end(model):
     assert isinstance(first, Prefilled) and isinstance(last, Finished)
     assert first.left_out > 0 and messages[first.left_out]["role"] == "user"
     assert first.prompt_tokens + SETTINGS.max_new_tokens <= CONTEXT
-    model.said = ("", [])
+    model.said = None
     assert list(first.prompt_token_ids) == encode(model, messages[first.left_out :])[0]
 
 

@@ -56,7 +56,7 @@ def loaded(shared):
     shared.budgets.clear()
     shared.trees.clear()
     shared.engine.forget()
-    shared.said = ("", [])
+    shared.said = None
     return shared
 
 
