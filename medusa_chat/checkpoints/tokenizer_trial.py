@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from medusa_chat.checkpoints.process_limits import environment, limit_memory
 from medusa_chat.errors import ModelError, first_line, is_panic
@@ -19,7 +21,9 @@ FILE = "tokenizer.json"
 # kinds of parts that hold neither expressions nor tables: no trial is needed
 PLAIN = {b"BPE", b"ByteLevel", b"TemplateProcessing", b"Sequence", b"Metaspace", b"Fuse", b"NFC"}
 KIND = re.compile(rb'"type"\s*:\s*"(\w+)"')
-AFFIX = re.compile(rb'"(?:continuing_subword_prefix|end_of_word_suffix)"\s*:\s*"[^"]')
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+GROUPS = ("normalizers", "pretokenizers", "processors", "decoders")  # parts of a Sequence
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 SECONDS = 2  # of the processor for one text; usual tokenizers take 5 ms for the longest
 READING = 60  # of the processor to read the file; Gemma's 35 MB take a second
 PATIENCE = 300  # of the clock for all, on a busy machine
@@ -81,8 +85,24 @@ class TokenizerTrial:
 
 
 def _is_suspect(file: Path) -> bool:
+    """Whether a part is of no plain kind, or of none: such a part is read by its other keys."""
     data = file.read_bytes()
-    return bool(AFFIX.search(data)) or not PLAIN.issuperset(KIND.findall(data))
+    if not PLAIN.issuperset(KIND.findall(data)):  # told without reading 35 MB
+        return True
+    try:
+        values = json.loads(data)
+        parts = {name: values[name] for name in PARTS if values.get(name) is not None}
+        has_affix = any(parts["model"].get(name) for name in AFFIXES)
+        return has_affix or not PLAIN.issuperset(_kinds(list(parts.values())))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return True  # what kind of file it is, the trial finds
+
+
+def _kinds(parts: list[Any]) -> Iterator[bytes]:
+    for part in parts:
+        yield str(part.get("type")).encode()
+        for group in GROUPS:
+            yield from _kinds(part.get(group, []))
 
 
 def main(file: str) -> None:
