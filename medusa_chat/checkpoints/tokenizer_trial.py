@@ -26,6 +26,7 @@ GROUPS = ("normalizers", "pretokenizers", "processors", "decoders")  # parts of 
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 SECONDS = 2  # of the processor for one text; usual tokenizers take 5 ms for the longest
 READING = 60  # of the processor to read the file; Gemma's 35 MB take a second
+READ = "when it is read"
 PATIENCE = 300  # of the clock for all, on a busy machine
 MEMORY, GROWTH = 1 << 30, 64  # bytes, and as many times the file's own
 UNITS = ("a", "A", " ", "\n", "0", ".", "'", "_", "\u00e9", "\u4e2d", "\u0301", "\U0001f642")
@@ -63,7 +64,7 @@ class TokenizerTrial:
         except subprocess.TimeoutExpired:
             said = ""
         lines = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
-        last = lines[-1] if lines else {"trying": "to be read"}
+        last = lines[-1] if lines else {"trying": READ}
         if "trying" in last:  # it ended there
             problem = f"takes too long or ends the process {last['trying']}"
         else:
@@ -115,7 +116,7 @@ def _problem(file: Path) -> str:
     """Why the tokenizer cannot be used; "" where it can."""
     from tokenizers import Tokenizer  # not where the trial is only asked for: by the page, too
 
-    at = "when it is read"
+    at = READ
     try:
         _begin(at, READING)
         tokenizer = Tokenizer.from_file(str(file))
