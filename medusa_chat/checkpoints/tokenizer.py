@@ -67,7 +67,7 @@ def _stored(folder: Path, rows: int | None) -> Any:
         backend = Tokenizer.from_file(str(folder / STORED))
     within = _within(backend, rows, named, folder)
     if within is not tokenizer.backend_tokenizer:
-        tokenizer = _around(within)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=within)
     _name(tokenizer, named)
     return tokenizer
 
@@ -84,7 +84,7 @@ def _converted(folder: Path, rows: int | None) -> Any:
     backend = _within(found.backend_tokenizer, rows, named, folder)
     if backend is found.backend_tokenizer:
         return found
-    tokenizer = _around(backend)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     _name(tokenizer, named)
     return tokenizer
 
@@ -92,11 +92,15 @@ def _converted(folder: Path, rows: int | None) -> Any:
 def _within(
     backend: Tokenizer, rows: int | None, named: Mapping[str, Any], folder: Path
 ) -> Tokenizer:
-    """The tokenizer with no id from `rows` on. Raises ModelError where such a token is used."""
-    if rows is None or max(backend.get_vocab().values(), default=0) < rows:
+    """The tokenizer with no id from `rows` on, which neither cuts nor fills texts. Raises
+    ModelError where such a token is used."""
+    backend.no_padding()
+    backend.no_truncation()
+    around = backend.encode("").ids
+    if rows is None or max([*backend.get_vocab().values(), *around], default=0) < rows:
         return backend
     values = json.loads(backend.to_str())
-    refuse_beyond(values, used_texts(named), rows, f"the tokenizer in {folder}")
+    refuse_beyond(values, used_texts(named), around, rows, f"the tokenizer in {folder}")
     return Tokenizer.from_str(json.dumps(without_beyond(values, rows)))
 
 
@@ -106,16 +110,10 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(file.read_bytes())) if file.is_file() else {}
 
 
-def _around(backend: Tokenizer) -> Any:
-    backend.no_padding()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
 def _name(tokenizer: Any, named: Mapping[str, Any]) -> None:
     """Give a tokenizer its special tokens, by roles and in any layout, and its template. Given to
     the class itself, tokens that it lacks would be added."""
     backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
     in_vocabulary = {text for text in _texts(named) if backend.token_to_id(text) is not None}
     known = {role: t for role, value in _roles(named) if (t := token_text(value)) in in_vocabulary}
     usual = tokenizer.SPECIAL_TOKENS_ATTRIBUTES

@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from medusa_chat.checkpoints.process_limits import environment, limit_memory
 from medusa_chat.errors import ModelError, first_line, is_panic
@@ -19,9 +21,12 @@ FILE = "tokenizer.json"
 # kinds of parts that hold neither expressions nor tables: no trial is needed
 PLAIN = {b"BPE", b"ByteLevel", b"TemplateProcessing", b"Sequence", b"Metaspace", b"Fuse", b"NFC"}
 KIND = re.compile(rb'"type"\s*:\s*"(\w+)"')
-AFFIX = re.compile(rb'"(?:continuing_subword_prefix|end_of_word_suffix)"\s*:\s*"[^"]')
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+GROUPS = ("normalizers", "pretokenizers", "processors", "decoders")  # parts of a Sequence
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 SECONDS = 2  # of the processor for one text; usual tokenizers take 5 ms for the longest
 READING = 60  # of the processor to read the file; Gemma's 35 MB take a second
+READ = "when it is read"
 PATIENCE = 300  # of the clock for all, on a busy machine
 MEMORY, GROWTH = 1 << 30, 64  # bytes, and as many times the file's own
 UNITS = ("a", "A", " ", "\n", "0", ".", "'", "_", "\u00e9", "\u4e2d", "\u0301", "\U0001f642")
@@ -59,7 +64,7 @@ class TokenizerTrial:
         except subprocess.TimeoutExpired:
             said = ""
         lines = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
-        last = lines[-1] if lines else {"trying": "to be read"}
+        last = lines[-1] if lines else {"trying": READ}
         if "trying" in last:  # it ended there
             problem = f"takes too long or ends the process {last['trying']}"
         else:
@@ -81,8 +86,24 @@ class TokenizerTrial:
 
 
 def _is_suspect(file: Path) -> bool:
+    """Whether a part is of no plain kind, or of none: such a part is read by its other keys."""
     data = file.read_bytes()
-    return bool(AFFIX.search(data)) or not PLAIN.issuperset(KIND.findall(data))
+    if not PLAIN.issuperset(KIND.findall(data)):  # told without reading 35 MB
+        return True
+    try:
+        values = json.loads(data)
+        parts = {name: values[name] for name in PARTS if values.get(name) is not None}
+        has_affix = any(parts["model"].get(name) for name in AFFIXES)
+        return has_affix or not PLAIN.issuperset(_kinds(list(parts.values())))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return True  # what kind of file it is, the trial finds
+
+
+def _kinds(parts: list[Any]) -> Iterator[bytes]:
+    for part in parts:
+        yield str(part.get("type")).encode()
+        for group in GROUPS:
+            yield from _kinds(part.get(group, []))
 
 
 def main(file: str) -> None:
@@ -95,7 +116,7 @@ def _problem(file: Path) -> str:
     """Why the tokenizer cannot be used; "" where it can."""
     from tokenizers import Tokenizer  # not where the trial is only asked for: by the page, too
 
-    at = "when it is read"
+    at = READ
     try:
         _begin(at, READING)
         tokenizer = Tokenizer.from_file(str(file))

@@ -220,6 +220,32 @@ def test_an_id_beyond_the_embeddings_is_refused_where_it_is_used(name, value, tm
         assert said in "".join(capsys.readouterr()).replace("\n", " ")
 
 
+@pytest.mark.parametrize("kind", ["TemplateProcessing", "RobertaProcessing"])
+def test_an_id_beyond_the_embeddings_around_every_text_is_refused(kind, tmp_path, capsys):
+    """No vocabulary need have it: the part that puts it there has an id of its own."""
+    folder = write_checkpoint(tmp_path / "model", heads=0)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    parts = {
+        "TemplateProcessing": {
+            "single": [{"SpecialToken": {"id": "a", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+            "special_tokens": {"a": {"id": "a", "ids": [300], "tokens": ["a"]}},
+        },
+        "RobertaProcessing": {
+            "sep": ["b", 97],
+            "cls": ["a", 300],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        },
+    }
+    values["post_processor"] = {"type": kind, **parts[kind]}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match="a token around every text the id 300, and the model"):
+        read_tokenizer(folder, 256)
+    assert main(["inspect", str(folder)]) == 4
+    assert "the id 300" in capsys.readouterr().out
+
+
 def test_one_that_nothing_uses_is_text(tmp_path):
     """Gemma 3's of 1B has the tokenizer of the larger ones, and no embedding for their pictures."""
     folder = write_checkpoint(tmp_path / "model", heads=0)

@@ -33,6 +33,14 @@ def with_prefix(prefix):
 BROKEN = {
     "an expression that goes back": (split_by(r"(a+)+$|(\s+)+x{2}"), "fails at 24 times 'a' and"),
     "an empty expression replaced": (replace_empty("Regex"), "fails at 1 times"),
+    "a part without its kind": (
+        {"normalizer": {"pattern": {"String": ""}, "content": "x"}},
+        "fails at 1 times",
+    ),
+    "a part whose kind is escaped": (
+        {"normalizer": replace_empty("Regex")["normalizer"] | {"type": "Repl@ce"}},
+        "fails at 1 times",
+    ),
     "a table that is none": (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
         "when it is read",
@@ -48,7 +56,8 @@ BROKEN = {
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_tokenizer_that_panics_is_refused_in_one_line(kind, tmp_path):
     change, said = BROKEN[kind]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(BYTES | change))
+    text = json.dumps(BYTES | change).replace("@", r"\u0061")
+    (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ModelError, match=said) as error:
         TokenizerTrial(tmp_path).refuse()
     assert "\n" not in str(error.value)

@@ -8,22 +8,29 @@ from medusa_chat.errors import ModelError
 ROLES = ("bos_token", "eos_token", "unk_token")  # the others are written by nothing here
 
 
-def refuse_beyond(tokenizer: Mapping[str, Any], used: Iterable[str], rows: int, where: str) -> None:
+def refuse_beyond(
+    tokenizer: Mapping[str, Any],
+    used: Iterable[str],
+    around: Iterable[int],
+    rows: int,
+    where: str,
+) -> None:
     """Refuse a tokenizer.json whose vocabulary is larger than the model's embeddings, or that has
-    an added token beyond them which is in one of the texts `used`, or is put around every text.
+    an added token beyond them which is in one of the texts `used`, or an id which it puts `around`
+    every text.
 
     Others may be there: one vocabulary serves Gemma 3 with pictures and without, and the model
     without them has no embedding for their token. Raises ModelError, in one line.
     """
     text, largest = max(_vocabulary(tokenizer), key=lambda pair: pair[1], default=("", -1))
     if largest >= rows:
-        raise _refusal(text, largest, rows, where)
-    added = added_beyond(tokenizer, rows)
-    if added:
-        whole = "\n".join([*used, *_around(tokenizer)])
-        for text, number in added.items():
-            if text in whole:
-                raise _refusal(text, number, rows, where)
+        raise _refusal(repr(text[:40]), largest, rows, where)
+    if (largest := max(around, default=-1)) >= rows:
+        raise _refusal("a token around every text", largest, rows, where)
+    whole = "\n".join(used)
+    for text, number in added_beyond(tokenizer, rows).items():
+        if text in whole:
+            raise _refusal(repr(text[:40]), number, rows, where)
 
 
 def used_texts(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -71,17 +78,8 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         yield str(last[0] if isinstance(last, list) and last else last), len(tokens) - 1
 
 
-def _around(tokenizer: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of tokens that are put around every text."""
-    part = tokenizer.get("post_processor")
-    parts = _objects(part.get("processors")) if isinstance(part, dict) else []
-    for one in [part, *parts]:
-        tokens = one.get("special_tokens") if isinstance(one, dict) else None
-        yield from tokens if isinstance(tokens, dict) else ()
-
-
-def _refusal(text: str, number: int, rows: int, where: str) -> ModelError:
+def _refusal(what: str, number: int, rows: int, where: str) -> ModelError:
     return ModelError(
-        f"{where} gives {text[:40]!r} the id {number}, and the model has embeddings for {rows} "
+        f"{where} gives {what} the id {number}, and the model has embeddings for {rows} "
         "tokens: take the tokenizer that belongs to the model"
     )
