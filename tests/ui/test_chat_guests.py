@@ -111,6 +111,19 @@ def test_a_guests_empty_conversations_go_before_what_they_said(controller):
     assert len(controller.sessions.all("a")) == MAX_OF_ONE_GUEST
 
 
+def test_nothing_is_kept_of_guests_who_are_gone(controller):
+    """One may log in again and again, each time as another."""
+    store = controller.sessions
+    for number in range(3):
+        tab = Tab()
+        controller.attach(tab, None, guest(str(number)))
+        controller.send(tab, turn("hi"))
+        ended(controller.session_of(tab))
+        store.end_guests()
+    store.open()
+    assert set(store._versions) <= {OWNER}
+
+
 def test_a_guests_conversation_has_a_length_however_it_grows(controller, monkeypatch):
     """Prompts, stop strings, waiting messages and further versions were not counted."""
     monkeypatch.setattr(store_module, "MAX_GUEST_CHARACTERS", 20)

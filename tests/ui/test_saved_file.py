@@ -1,6 +1,7 @@
 """A conversation as a Markdown file: whatever a message leaves open, the next one begins."""
 
 import random
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -87,3 +88,18 @@ def test_an_element_that_a_message_opens_in_passing_hides_no_later_one(name):
     shown = Shown()
     shown.feed(COMMONMARK.render(saved(f"Use the <{name}> tag, as in `<{name}>x`.")))
     assert shown.headings == ["System prompt", *SPEAKERS]
+
+
+@pytest.mark.parametrize("text", ["<div>\n<!-- x", "<div>\n<!-- x\n\ny", "a\n\n<p>\n<!--"])
+def test_a_comment_that_stays_open_in_another_element_hides_no_later_message(text):
+    shown = Shown()
+    shown.feed(COMMONMARK.render(saved(text)))
+    assert shown.headings == ["System prompt", *SPEAKERS]
+
+
+@pytest.mark.parametrize("text", ["<b <!--", "`<!--`"])
+def test_a_message_of_many_comments_is_saved_at_once(text):
+    """A guest's 56,000 characters held every tab for nine seconds."""
+    begin = time.monotonic()
+    saved(text * 8000)
+    assert time.monotonic() - begin < 4

@@ -19,7 +19,7 @@ ENDS = {"<!--": "-->", "<?": "?>", "<![CDATA[": "]]>", "<!": ">"}  # of HTML tha
 # those of LITERAL no other tag counts.
 LITERAL = ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")
 HIDING = ("template", "select", "details", "dialog", "svg", "math", "noscript", "object", "pre")
-TAG = re.compile(rf"<(/?)({'|'.join((*LITERAL, *HIDING))})\b|<!--.*?-->", re.IGNORECASE | re.DOTALL)
+TAG = re.compile(rf"<(/?)({'|'.join((*LITERAL, *HIDING))})\b|<!--", re.IGNORECASE)
 
 
 class SavedFile(NamedTuple):
@@ -79,16 +79,21 @@ def _end(tokens: "list[Token]") -> str:
 
 
 def _end_tags(tokens: "list[Token]") -> str:
-    """The end tags of the elements that are open behind a text and hide what follows."""
+    """The ends of what is open behind a text, elements and a comment, and hides what follows."""
     every = (inner for token in tokens for inner in (token, *(token.children or ())))
     html = "".join(one.content for one in every if one.type in ("html_block", "html_inline"))
     opened: list[str] = []
-    for tag in TAG.finditer(html):
+    at, comment = 0, ""
+    while not comment and (tag := TAG.search(html, at)):
         name, last = (tag[2] or "").lower(), opened[-1] if opened else ""
-        if not name or (last in LITERAL and (name != last or not tag[1])):
+        at = tag.end()
+        if last in LITERAL and (name != last or not tag[1]):
             continue
-        if not tag[1]:
+        if not name:  # a comment, whose end may share the two dashes
+            at = html.find("-->", tag.start() + 2) + 3
+            comment = "" if at > 2 else "<!-- -->"
+        elif not tag[1]:
             opened.append(name)
         elif name in opened:
             del opened[len(opened) - 1 - opened[::-1].index(name) :]
-    return "".join(f"</{name}>" for name in reversed(opened))
+    return comment + "".join(f"</{name}>" for name in reversed(opened))

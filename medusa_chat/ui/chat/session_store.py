@@ -143,6 +143,7 @@ class SessionStore:
     def _add(self, scope: str, id: str, kept: StoredConversation | None = None) -> ChatSession:
         for chat in list(self._superfluous(scope)):
             self._drop(chat)
+        self._forget_versions(scope)
         made = ChatSession(id, scope, self.session, self._keep, self._save, self._number)
         made.is_kept = scope == OWNER
         made.most = None if scope == OWNER else MAX_GUEST_CHARACTERS
@@ -150,6 +151,13 @@ class SessionStore:
             made.restore(kept)
         with self._lock:
             return self._sessions.setdefault((scope, id), made)
+
+    def _forget_versions(self, scope: str) -> None:
+        """Forget those of guests who have no conversation any more; scope: who gets one now."""
+        there = {OWNER, scope, *(chat.scope for chat in self.all())}
+        with self._keeping:
+            for gone in self._versions.keys() - there:
+                del self._versions[gone]
 
     def _drop(self, chat: ChatSession) -> None:
         """Let go of one. Nothing on disk changes."""

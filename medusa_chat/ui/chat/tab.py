@@ -92,8 +92,8 @@ def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
             latex_delimiters=DELIMITERS,
         )
         parts["versions"] = script_block("versions")
+        parts["live"] = script_block("live")  # what the model thinks comes before what it says
         parts["text"] = _prose()
-        parts["live"] = script_block("live")
         parts["next"] = script_block("next", RULES=RULES)
     return parts
 

@@ -239,6 +239,9 @@ def test_reasoning_is_folded_while_they_come_and_afterwards(quick, open_tab, mon
     tab.wait_for_selector(".live-thought")
     assert tab.locator(".live-thought[open]").count() == 0
     assert "secretly" not in tab.inner_text("#conversation")
+    tab.wait_for_function("() => document.querySelector('#live-text')?.innerText.includes('Yes')")
+    thought, text = (tab.locator(one).bounding_box() for one in (".live-thought", "#live-text"))
+    assert thought["y"] + thought["height"] <= text["y"], "as it stands in the conversation"
     quick.hold_at = None
     wait_end(tab)
     tab.wait_for_selector("#history .thought-group")
