@@ -56,6 +56,7 @@ def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
         return PromptIds(_raw(tokenizer, prompt), prompt)
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
+    refuse_endless(tokenizer, "".join(_part(one).text for one in prompt), context)
     found, refused = rendered(prompt, lambda messages: _rendered(loaded, messages))
     text, typed, state = found
     refuse_endless(tokenizer, text, context)
@@ -128,12 +129,16 @@ def _rendered(loaded: LoadedModel, messages: list[Message]) -> _Rendering:
     return _Rendering(*loaded.control_tokens.restore(text, hidden), state)
 
 
-def _taken_apart(loaded: LoadedModel, message: Message, hidden: list[str]) -> Part:
-    """The reasoning and the text of a message, without the text of control tokens."""
+def _part(message: Message) -> Part:
+    """The reasoning and the text of a message."""
     part = Part(message.get("reasoning", ""), message["content"])
-    if message["role"] == "assistant" and not part.reasoning:
-        part = read(part.text)
-    return Part(*(loaded.control_tokens.hide(text, hidden) for text in part))
+    is_read = message["role"] == "assistant" and not part.reasoning
+    return read(part.text) if is_read else part
+
+
+def _taken_apart(loaded: LoadedModel, message: Message, hidden: list[str]) -> Part:
+    """The same without the text of control tokens."""
+    return Part(*(loaded.control_tokens.hide(text, hidden) for text in _part(message)))
 
 
 def _for_template(loaded: LoadedModel, message: Message, part: Part) -> Message:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from medusa_chat.checkpoints.control_tokens import ControlTokens
 from medusa_chat.checkpoints.load import load
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest
@@ -31,8 +32,14 @@ def talk(turns):
 
 @pytest.fixture
 def tokenised(model, monkeypatch):
-    """How many characters the tokenizer got at each call."""
-    sizes = []
+    """How many characters were tokenised at each call, to find control tokens among them too."""
+    sizes, hide = [], ControlTokens.hide
+
+    def counted(self, typed, hidden):
+        sizes.append(len(typed))
+        return hide(self, typed, hidden)
+
+    monkeypatch.setattr(ControlTokens, "hide", counted)
 
     class Counting:
         def __call__(self, text, **how):
@@ -53,9 +60,12 @@ def longest(model):
 def test_millions_of_characters_are_refused_before_they_are_tokenised(tokenised, text):
     """They took over 6 GB and over a minute."""
     counted, sizes = tokenised
-    for prompt in (text * (16_000_000 // len(text)), [said("user", text * 1_000_000)]):
+    many = text * (16_000_000 // len(text))
+    for prompt in (many, [said("user", many)]):
         with pytest.raises(ContextError, match="and the context holds 256"):
             encode(counted, prompt)
+    with pytest.raises(ContextError, match="and the context holds 256"):
+        encode_latest(counted, [*talk(1)[:2], said("user", many)], 48)
     assert sum(sizes) <= longest(counted) * CONTEXT
 
 
