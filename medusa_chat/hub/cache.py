@@ -189,11 +189,12 @@ def _contents(folder: Path) -> tuple[bool, bool]:
     names = names_in(folder)
     _, index, config, _ = repo_files.backbone(names)
     table, settings = _read_json(folder, index), _read_json(folder, config)
-    is_model = bool(repo_files.backbone(names, table).weights) and config in names
+    weights = set(repo_files.backbone(names, table).weights)
+    is_model = bool(weights) and config in names
     has_heads = bool(repo_files.heads_files(names))
     can_load = is_model or has_heads or bool(whole_files(names))
     has_heads |= repo_files.says_medusa(settings) or repo_files.index_has_heads(table)
-    return can_load and repo_files.shards_of(table) <= names, has_heads
+    return can_load and weights <= names, has_heads
 
 
 def _commit(repo: str, revision: str) -> str | None:

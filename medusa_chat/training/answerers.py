@@ -381,7 +381,7 @@ def answer_prompts(
         )
     answers = answerer.answer(batches, recipe.max_new_tokens, len(kept))
     with path.open("a", encoding="utf-8") as file:
-        for place, ids in enumerate(answers, start=len(kept)):
+        for place, ids in zip(range(len(kept), len(order)), answers, strict=True):
             index, temperature = order[place], batches[place // recipe.rows].temperature
             answer = Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
             file.write(json.dumps(asdict(answer)) + "\n")

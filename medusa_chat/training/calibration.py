@@ -241,7 +241,7 @@ def _held_out_answers(
     held_out: Sequence[Example],
     folder: Path,
 ) -> list[Example]:
-    """Greedy answers to the held-out conversations. None where no prompt fits or the backbone has
+    """Greedy answers to the held-out conversations; empty where no prompt fits or the backbone has
     no end token: a training of hours must not fail for that."""
     places = {example.place for example in held_out}
     prompts = [one for one in conversations if one.place in places and one.messages]

@@ -259,7 +259,7 @@ def _question(row: dict[str, Any], key: str) -> tuple[list[Message], list[str]]:
     if any(_message(message)[1] == "user" for message in said):
         return _messages(said, key)
     parts = [asked, (row.get("input") if key != "input" else None) or ""]
-    if not all(isinstance(text, str) for text in parts) or not asked.strip():
+    if not all(isinstance(text, str) for text in parts) or not "".join(parts).strip():
         raise UsageError(f'"{key}" and its "input" must be text')
     question = "\n\n".join(part for part in parts if part)
     return _messages([{"role": "user", "content": question}, *said], key)

@@ -188,7 +188,7 @@ class ShortVocabulary:
 @dataclass(frozen=True)
 class HeadLosses:
     """total: the scalar to minimise, float32. Per head, detached: mean losses [K] float32 in nats;
-    hits [K, RANKS] int64, how often each of its first predictions was right; labels [K] int64. lm:
+    hits [K, RANKS] int64, how often each of its first predictions was right; labels [K] int64. lm,
     lm_labels: the backbone's own loss and its labels, scalars, where it is trained as well. Sums
     are over the rows of this process, means over the labels of all processes."""
 

@@ -168,6 +168,15 @@ def test_a_model_in_a_folder_below_is_found(server: Hub) -> None:
     assert "head/training_args.bin" not in names
 
 
+def test_shards_in_a_folder_below_are_whole_when_all_are_there(server: Hub) -> None:
+    files = {f"base/{name}": content for name, content in base_files().items()}
+    server.repos["x/below"] = HubRepo(files)
+    fetch(plan := hub.plan("x/below"))
+    assert hub.find("x/below") == plan.parts[0].folder
+    (plan.parts[0].folder / "base" / "model-00002-of-00002.safetensors").unlink()
+    assert hub.find("x/below") is None
+
+
 def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)

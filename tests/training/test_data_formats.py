@@ -25,6 +25,7 @@ FORMS: list[dict[str, Any]] = [
     {"question": ASKED, "answer": ANSWERED},
     {"query": ASKED, "response": ANSWERED},
     {"instruction": ASKED, "input": None, "output": ANSWERED},
+    {"instruction": "", "input": ASKED, "output": ANSWERED},
     {"conversation": [HEARD, SAID], "turn": 1},
     {"turns": [HEARD, SAID]},
 ]
