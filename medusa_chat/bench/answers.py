@@ -101,7 +101,7 @@ def rotated(values: Sequence[T], number: int) -> list[T]:
 
 def questions(context: BenchContext) -> list[Question]:
     """`asked_texts` as questions. Raises UsageError."""
-    context.loaded.said = ("", [])
+    context.loaded.said = None
     return [question_of(context, *found) for found in asked_texts(context)]
 
 
