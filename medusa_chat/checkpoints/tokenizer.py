@@ -58,9 +58,8 @@ def _broken(folder: Path) -> Iterator[None]:
 
 def _stored(folder: Path, rows: int | None) -> Any:
     """The tokenizer.json of a folder, without a rule of the class that the settings name."""
-    settings, special = _json(folder, SETTINGS), _json(folder, SPECIAL)
-    named = special | settings if "added_tokens_decoder" in settings else settings | special
-    named["chat_template"] = _template(folder, settings.get("chat_template"))
+    named = _settings(folder)
+    named["chat_template"] = _template(folder, _json(folder, SETTINGS).get("chat_template"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / STORED))
     backend = tokenizer.backend_tokenizer
     if backend.padding is not None:  # the class has added the token that pads
@@ -102,6 +101,13 @@ def _within(
     values = json.loads(backend.to_str())
     refuse_beyond(values, used_texts(named), around, rows, f"the tokenizer in {folder}")
     return Tokenizer.from_str(json.dumps(without_beyond(values, rows)))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The settings of a tokenizer: of the two files, as transformers reads them, the newer layout's
+    has the last word."""
+    settings, special = _json(folder, SETTINGS), _json(folder, SPECIAL)
+    return special | settings if "added_tokens_decoder" in settings else settings | special
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -164,7 +170,7 @@ def left_out(folder: Path, tokenizer: Any) -> list[str]:
     """A sentence that names the special tokens of the settings which were left out, if any."""
     if not (folder / STORED).is_file():
         return []
-    named = _json(folder, SPECIAL) | _json(folder, SETTINGS)
+    named = _settings(folder)
     known = tokenizer.backend_tokenizer.token_to_id
     missing = [repr(text[:40]) for text in _texts(named) if known(text) is None]
     if not missing:

@@ -75,6 +75,17 @@ def test_both_say_the_same_of_a_mutated_settings_file(backbone, tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+)
+def test_both_name_the_number_that_is_missing(backbone, tmp_path, key):
+    """The load gave what transformers says somewhere inside, "look at the above report"."""
+    folder = shutil.copytree(backbone, tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {key: None}))
+    assert all(f"no valid {key} (None): fetch it again" in text for text in verdicts(folder))
+
+
+@pytest.mark.parametrize(
     ("write", "file"),
     [
         (layout_a_pt, "medusa_lm_head.pt"),

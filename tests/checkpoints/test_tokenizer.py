@@ -98,8 +98,8 @@ LAYOUTS = {  # tokenizer_config.json, special_tokens_map.json, added_tokens.json
         {},
     ),
     "roles of their own": (
-        NAMES | {"image_token": "<s>", "extra_special_tokens": {"boi_token": "<new>"}},
-        {"extra_special_tokens": {"boi_token": as_object("</s>")}},
+        NAMES | {"image_token": "<s>", "extra_special_tokens": {"boi_token": "</s>"}},
+        {"extra_special_tokens": {"boi_token": as_object("<new>")}},
         {},
     ),
     "added tokens": (NAMES | {"pad_token": "<new>"}, {}, {"<new>": 999}),

@@ -19,6 +19,7 @@ COUNTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings"),
 )
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")  # not null
 OBJECTS_INSIDE = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
 MAX_EXPERTS = 1_000_000  # and numbers of one expert
 SHORTEST_CONTEXT = 16
@@ -64,13 +65,15 @@ def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
 def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
     """Refuse numbers out of range, and parts of another type than every family has."""
     inner = config.get("text_config") or {}
+    whole = config if inner else None  # its own numbers are not the text part's
     for part in (config, inner if isinstance(inner, dict) else {}):
         for key in OBJECTS_INSIDE:
             if not isinstance(part.get(key), dict | None):
                 raise ModelError(f"{where} has no valid {key}: fetch it again")
         for key in COUNTS:
             value = part.get(key)
-            if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+            is_left_open = value is None and (key not in part or key not in NEEDED or part is whole)
+            if not is_left_open and (type(value) is not int or not 1 <= value <= MAX_COUNT):
                 raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
         heads, few = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if heads is not None and few is not None and heads % few:
