@@ -69,8 +69,8 @@ def exported(value: object) -> ExportedConversation:
         raise ValueError("it has no mapping")
     try:
         return _of_chatgpt(value) if history is None else _of_open_webui(value, history)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"something in it is of another kind ({error!r:.80})") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("its messages are stored in another way than in such an export") from None
 
 
 # ---- ChatGPT: conversations.json ----
@@ -82,16 +82,14 @@ def _of_chatgpt(value: Mapping[str, Any]) -> ExportedConversation:
         for at, node in value["mapping"].items()
         if node
     }
-    messages, shown = _messages(nodes, value.get("current_node"))
-    return ExportedConversation(
+    return _conversation(
+        nodes,
+        value.get("current_node"),
         id=_text(value.get("conversation_id")) or _text(value.get("id")),
         title=exported_title(value),
         system="",
         created_at=value.get("create_time"),
         updated_at=value.get("update_time"),
-        messages=messages,
-        shown=shown,
-        left_out=sum(node.is_left_out for node in nodes.values()),
     )
 
 
@@ -128,16 +126,14 @@ def _of_open_webui(value: Mapping[str, Any], history: Mapping[str, Any]) -> Expo
         for at, one in history["messages"].items()
         if one
     }
-    messages, shown = _messages(nodes, history.get("currentId"))
-    return ExportedConversation(
+    return _conversation(
+        nodes,
+        history.get("currentId"),
         id=_text(value.get("id")),
         title=exported_title(value) or exported_title(chat),
         system=_text((chat.get("params") or {}).get("system")).strip(),
         created_at=value.get("created_at"),
         updated_at=value.get("updated_at"),
-        messages=messages,
-        shown=shown,
-        left_out=sum(node.is_left_out for node in nodes.values()),
     )
 
 
@@ -170,6 +166,13 @@ class _Node(NamedTuple):
     text: str
     model: str
     is_left_out: bool
+
+
+def _conversation(nodes: Mapping[str, _Node], current: Any, **facts: Any) -> ExportedConversation:
+    """current: the entry that was shown last. facts: what is not told by the entries."""
+    messages, shown = _messages(nodes, current)
+    left_out = sum(node.is_left_out for node in nodes.values())
+    return ExportedConversation(messages=messages, shown=shown, left_out=left_out, **facts)
 
 
 def _messages(nodes: Mapping[str, _Node], current: Any) -> tuple[tuple[ExportedMessage, ...], int]:
