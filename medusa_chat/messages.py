@@ -12,6 +12,13 @@ Text = Sequence[Message] | str  # a conversation, or a raw text without chat tem
 
 
 @dataclass(frozen=True)
+class TokenIds:
+    """A raw text as ids of the model's tokens, none of which is added to."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Fresh:
     """A text to be answered from an empty cache: nothing of what was said before is reused.
 
@@ -21,7 +28,7 @@ class Fresh:
     text: Text
 
 
-Prompt = Text | Fresh
+Prompt = Text | TokenIds | Fresh
 
 
 class Request(Generic[V]):

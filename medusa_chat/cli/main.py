@@ -39,6 +39,7 @@ from medusa_chat.cli.options import (
     prepare_process,
 )
 from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.serve import Serve
 from medusa_chat.cli.terminal import json_line
 from medusa_chat.cli.train import Train
 from medusa_chat.cli.ui import Ui
@@ -65,7 +66,7 @@ app = Typer(
 )
 
 app.add_typer(models)
-for command in (Train, Calibrate, Export, Bench, Ui, Generate, Chat):
+for command in (Train, Calibrate, Export, Bench, Ui, Generate, Chat, Serve):
     app.command()(command)
 
 

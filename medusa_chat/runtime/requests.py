@@ -4,7 +4,9 @@ A request goes unchanged from the front end to the worker: `Session.submit` wher
 for their turn (the page), `Runner.run`, `Worker.handle`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.decoding.settings import GenerationSettings
@@ -20,12 +22,21 @@ from medusa_chat.messages import (
 
 @dataclass(frozen=True)
 class Reply(Request[Event]):
-    """Answer a conversation, or continue a raw text. drops_oldest: whether the oldest messages of a
-    conversation that is too long for the context are left out; else that is refused."""
+    """Answer a conversation, or continue a raw text.
+
+    drops_oldest: whether the oldest messages of a conversation that is too long for the context are
+    left out; else that is refused. continues: whether a last message of the assistant's is
+    continued; else the assistant begins another one. template_options: what the chat template is
+    told besides the messages. logprobs: log probabilities of each token with so many others; None
+    for none.
+    """
 
     prompt: Prompt
     settings: GenerationSettings
     drops_oldest: bool = False
+    continues: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ class Ticket(Generic[V]):
     """One request in a session's queue, and what has come of it. Read from any thread.
 
     trace: what came back so far; only appended to. reading: how much of the prompt is read, while
-    it is. error: why the request failed; said when done
-    is set. has_waited: whether a lost model was loaded before it already. guest: who asks, where
-    the owner does not.
+    it is. error: why the request failed, and cause: by which exception; set before done is.
+    has_waited: whether a lost model was loaded before it already. guest: who asks, where the owner
+    does not.
     first_seconds: from the submission to the first value, waiting included.
     """
 
@@ -36,6 +36,7 @@ class Ticket(Generic[V]):
     reading: Reading | None = None
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
+    cause: Exception | None = None
     is_cancelled: bool = False
     has_waited: bool = False
     submitted_at: float = field(default_factory=time.monotonic)
