@@ -21,7 +21,7 @@ from medusa_chat.messages import LoadPhase
 from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
-from medusa_chat.runtime.trace_line import to_json
+from medusa_chat.runtime.traces import to_json
 
 DIM, BRIGHT = "\033[2m", "\033[22m"
 
