@@ -62,6 +62,27 @@ OTHERS_WAIT = "other guests are waiting: try again in a moment"
 QUICK = PeekRequest | MeasureMemory  # done at once: nobody is told that they wait for one
 
 
+@dataclass(frozen=True)
+class Stop:
+    """To the worker: end the current request. Ignored when that has ended already."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """From the worker: results of the current request, in order."""
+
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """From the worker: the request has ended. error: why it was refused. is_last: the worker
+    exits now, because its device accepts no more work."""
+
+    error: Exception | None = None
+    is_last: bool = False
+
+
 @dataclass(eq=False)
 class Ticket(Generic[V]):
     """One request in a session's queue, and what has come of it. Read from any thread.

@@ -24,7 +24,7 @@ from medusa_chat.clean_stream import clean_output
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.errors import LoadStopped, MedusaChatError
 from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Request, V
-from medusa_chat.runtime.requests import Reply, Tune
+from medusa_chat.runtime.requests import End, Reply, Stop, Tune
 
 if TYPE_CHECKING:
     from medusa_chat.runtime.worker import Worker
@@ -38,27 +38,6 @@ PR_SET_PDEATHSIG = 1
 
 class WorkerGone(MedusaChatError):
     """The worker process has ended."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """To the worker: end the current request. Ignored when that has ended already."""
-
-
-@dataclass(frozen=True)
-class Values:
-    """From the worker: results of the current request, in order."""
-
-    values: list[Any]
-
-
-@dataclass(frozen=True)
-class End:
-    """From the worker: the request has ended. error: why it was refused. is_last: the worker
-    exits now, because its device accepts no more work."""
-
-    error: Exception | None = None
-    is_last: bool = False
 
 
 class Runner(Protocol):

@@ -29,8 +29,7 @@ from medusa_chat.messages import (
     Request,
 )
 from medusa_chat.runtime.reply import reply
-from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
-from medusa_chat.runtime.runner import End, Stop, Values
+from medusa_chat.runtime.requests import End, MeasureMemory, Reply, Stop, Tune, Values
 from medusa_chat.runtime.tuner import tune_unless_known
 
 BATCH_SECONDS = 0.01  # between two messages to the app

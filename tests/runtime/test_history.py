@@ -335,9 +335,9 @@ def test_a_failure_is_told_again_after_a_success(history, told, monkeypatch):
         raise sqlite3.OperationalError("database or disk is full")
 
     for _ in range(2):
-        monkeypatch.setattr(module, "_open", full)
+        monkeypatch.setattr(history, "_open", full)
         assert not history.save("a", KEPT) and not history.save("a", KEPT)
-        monkeypatch.setattr(module, "_open", opened)
+        monkeypatch.setattr(history, "_open", opened)
         assert history.save("a", KEPT)
     assert len(told) == 2 and "disk is full" in told[1] and history.told == told
 

@@ -19,8 +19,8 @@ from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.runtime import worker
-from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.runner import End, WorkerGone, WorkerProcess, serve
+from medusa_chat.runtime.requests import End, Reply
+from medusa_chat.runtime.runner import WorkerGone, WorkerProcess, serve
 
 HELLO = Reply("hello", GenerationSettings())
 
