@@ -178,8 +178,8 @@ def test_headers_are_read_without_any_package() -> None:
             assert not outside(imported(file)) - {"huggingface_hub"}, file
 
 
-def test_prompts_and_terminal_need_no_package() -> None:
-    for name in ("messages", "cli.prompts", "cli.terminal", "trees.tuning_store"):
+def test_the_terminal_needs_no_package() -> None:
+    for name in ("messages", "cli.terminal", "trees.tuning_store"):
         for file in files_of(name):
             assert not outside(imported(file)), name
 

@@ -16,7 +16,7 @@ import pytest
 
 from medusa_chat.cli import generate
 from medusa_chat.cli.main import main
-from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.terminal import note
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Stats, Step
 from medusa_chat.messages import LoadPhase, ModelInfo, Request
 from medusa_chat.runtime import runner, worker
