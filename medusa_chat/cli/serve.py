@@ -8,11 +8,11 @@ from typing import Annotated
 from typer import Option
 
 from medusa_chat.cli.options import ApiAccess, LoadOptions
-from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.terminal import note
 from medusa_chat.messages import LoadPhase
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Ticket
+from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from medusa_chat.decoding.events import Event
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.hosts import Hosts, is_local
 from medusa_chat.messages import ModelInfo
-from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.server.choices import Choice, usage
 from medusa_chat.server.requests import ApiError, ApiRequest
