@@ -51,9 +51,9 @@ def serve(pipe: Connection) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with suppress(KeyboardInterrupt):
         _import_heavy_packages()
-        from medusa_chat.decoding.backends import cpu_threads
+        from medusa_chat.checkpoints import devices
 
-        cpu_threads.leave_one()  # the page, and mostly its browser, run beside
+        devices.leave_one_core()  # the page, and mostly its browser, run beside
         _serve(pipe)
 
 
