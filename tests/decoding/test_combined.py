@@ -21,7 +21,7 @@ from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import chain
 
 FREE = Allowance(64, "")
