@@ -3,13 +3,13 @@
 import torch
 
 from medusa_chat.checkpoints import weights
-from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.device_plan import DevicePlan
 from medusa_chat.checkpoints.gguf_blocks import stored_blocks
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory_estimate import is_rounded
+from medusa_chat.checkpoints.machine import this_cpu
+from medusa_chat.checkpoints.memory_needs import is_rounded
 from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised, WeightStorage
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

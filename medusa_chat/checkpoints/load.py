@@ -11,7 +11,12 @@ from medusa_chat.checkpoints import known_checks, native_build, weights
 from medusa_chat.checkpoints.adapters import merge_adapter
 from medusa_chat.checkpoints.chat_template import missing_limits
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
-from medusa_chat.checkpoints.devices import cuda_remedy, describe_device
+from medusa_chat.checkpoints.devices import (
+    cuda_remedy,
+    describe_device,
+    held_bytes,
+    refuse_out_of_memory,
+)
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
@@ -19,8 +24,7 @@ from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.keeping import keep_of, read_dtype
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
-from medusa_chat.checkpoints.precision import QUANTISED
+from medusa_chat.checkpoints.memory_needs import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.reference import can_be_widened
 from medusa_chat.checkpoints.shipped_heads import are_shipped

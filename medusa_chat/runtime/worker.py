@@ -12,10 +12,14 @@ from torch import Tensor
 
 from medusa_chat.checkpoints import devices
 from medusa_chat.checkpoints.chat_template import renderer
-from medusa_chat.checkpoints.devices import choose_device
+from medusa_chat.checkpoints.devices import (
+    choose_device,
+    device_memory,
+    refuse_out_of_memory,
+    release,
+)
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.memory import device_memory, refuse_out_of_memory, release
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError, first_line, is_panic
 from medusa_chat.messages import (

@@ -18,9 +18,9 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import devices, native_build
-from medusa_chat.checkpoints.memory import device_memory, held_bytes
+from medusa_chat.checkpoints.devices import device_memory, held_bytes
+from medusa_chat.checkpoints.model_sizes import short_length
 from medusa_chat.checkpoints.turn_ends import end_tokens
-from medusa_chat.checkpoints.usual_context import short_length
 from medusa_chat.decoding.answer import BROKEN
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step

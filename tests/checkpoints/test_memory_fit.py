@@ -16,17 +16,14 @@ from support.inspected import VICUNA
 from support.loading import answer, loaded
 from support.native_engines import lay_out
 
-from medusa_chat.checkpoints import device_plan, memory_fit, weights
-from medusa_chat.checkpoints.device_plan import choose_context
-from medusa_chat.checkpoints.layer_split import split_layers
+from medusa_chat.checkpoints import device_plan, memory_needs, weights
+from medusa_chat.checkpoints.device_plan import choose_context, split_layers
+from medusa_chat.checkpoints.devices import device_memory, held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import device_memory, held_bytes, refuse_out_of_memory
-from medusa_chat.checkpoints.memory_estimate import Cpu
-from medusa_chat.checkpoints.memory_fit import SHARE, MemoryNeeds
+from medusa_chat.checkpoints.memory_needs import SHARE, Cpu, MemoryNeeds, smaller_precisions
 from medusa_chat.checkpoints.model_sizes import sizes
-from medusa_chat.checkpoints.precision import smaller_precisions
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
@@ -186,9 +183,9 @@ def test_a_bf16_model_in_fp32_needs_its_bf16_and_a_layer():
 
 def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu(monkeypatch):
     assert all("int8" not in smaller_precisions(p) for p in ("fp32", "bf16", "fp16", "int8", "nf4"))
-    monkeypatch.setattr(memory_fit, "find_spec", lambda name: object())
+    monkeypatch.setattr(memory_needs, "find_spec", lambda name: object())
     assert vicuna(24 * GB).remarks("int8") == ()  # our kernel multiplies it
-    monkeypatch.setattr(memory_fit, "find_spec", lambda name: None)
+    monkeypatch.setattr(memory_needs, "find_spec", lambda name: None)
     assert "slower" in vicuna(24 * GB).remarks("int8")[0]
     assert vicuna(24 * GB).remarks("nf4") == ()
     assert replace(vicuna(None), device="cpu").remarks("int8") == ()
