@@ -188,7 +188,7 @@ def test_a_killed_pull_goes_on_where_it_was(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     code = main(["generate", "--prompt", "x", "--checkpoint", BASE, "--offline"])
-    one_line(code, capsys.readouterr().err, "only partly in the cache")
+    one_line(code, capsys.readouterr().err, "is incomplete")
     before = server.sent
     again = run(server, tmp_path, "models", "pull", BASE, "--json")
     assert again.returncode == 0, again.stderr
@@ -209,7 +209,7 @@ def test_a_full_disk_is_one_line_and_the_rest_comes_later(server: Hub, tmp_path:
 
     full = run(server, tmp_path, "models", "pull", BASE, preexec_fn=limit)
     one_line(
-        full.returncode, full.stderr, "is full in the middle of model-00001-of-00002.safetensors"
+        full.returncode, full.stderr, "is full while downloading model-00001-of-00002.safetensors"
     )
     assert 0 < begun_bytes(tmp_path) <= MB
     again = run(server, tmp_path, "models", "pull", BASE)
@@ -252,7 +252,7 @@ def test_list_search_and_rm_for_a_reader(here: Hub, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("pull", "nobody/nothing"), 4, "there is no nobody/nothing"),
+        (("pull", "nobody/nothing"), 4, "nobody/nothing is not on the Hub"),
         (("pull", "someone/medusa-haeds"), 4, f"did you mean {HEADS}"),
         (("pull", "no id"), 4, "not a valid Hub id"),
         (("rm", "nobody/nothing"), 4, "not in the cache"),
