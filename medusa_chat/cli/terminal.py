@@ -20,7 +20,7 @@ from medusa_chat.messages import LoadPhase
 from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
-from medusa_chat.runtime.trace_line import to_json
+from medusa_chat.runtime.traces import to_json
 from medusa_chat.units import transfer
 
 LINE_SECONDS = 10.0  # between progress lines that go to a file

@@ -13,9 +13,9 @@ from medusa_chat.cli.options import LoadOptions, flag, value
 from medusa_chat.cli.terminal import note
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Ticket
+from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.trees.presets import tree_names
 
 

@@ -36,7 +36,7 @@ from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt, Requ
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import NO_STATS
-from medusa_chat.runtime.trace_line import from_json
+from medusa_chat.runtime.traces import from_json
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 
 MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, ("note",))

@@ -23,7 +23,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
-from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.stored_conversation import MessageTree
 from medusa_chat.training.events import TrainStep, latest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training.setup import Base

@@ -8,8 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from medusa_chat.runtime.answer_figures import AnswerFigures
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.runtime.stored_conversation import MessageTree, StoredConversation
 from medusa_chat.ui.chat.saved_file import SavedFile
 
 COMMONMARK = MarkdownIt("commonmark")
