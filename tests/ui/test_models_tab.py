@@ -15,7 +15,7 @@ from support.waiting import wait_for
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import Inspection
-from medusa_chat.checkpoints.memory_estimate import Estimate
+from medusa_chat.checkpoints.memory_needs import Estimate
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.gguf_files import LocalGguf
 from medusa_chat.hub.catalog import model_preset, model_presets
