@@ -22,7 +22,7 @@ from typing import Literal
 from medusa_chat.checkpoints.gpus import GPUS as GPUS
 from medusa_chat.checkpoints.gpus import Gpu as Gpu
 from medusa_chat.checkpoints.gpus import beside_seconds
-from medusa_chat.checkpoints.memory_estimate import LINEAR
+from medusa_chat.checkpoints.memory_needs import LINEAR
 
 BYTES = 2  # of a value
 HEADS = 5  # Medusa heads with LM heads of their own, as published; they run on one row
