@@ -155,7 +155,7 @@ class PeekRequest(Request["Peek"]):
 
 @dataclass(frozen=True)
 class Peek:
-    """The result of a PeekRequest, most probable first; asked, asked_head: the ranks of `tokens`."""
+    """The result of a PeekRequest, most probable first. asked, asked_head: its `tokens`."""
 
     backbone: tuple[Ranked, ...]
     head: tuple[Ranked, ...] = ()
