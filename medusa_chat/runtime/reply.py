@@ -15,7 +15,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo, Text
 from medusa_chat.runtime.plain_clock import plain_step_seconds
-from medusa_chat.runtime.prompt_ids import encode, encode_latest, said_so_far
+from medusa_chat.runtime.prompt import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.tuner import draft_budget
 from medusa_chat.trees.presets import load_tree

@@ -20,7 +20,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime import job_thread, tuner
+from medusa_chat.runtime import session as sessions
+from medusa_chat.runtime import tuner
 from medusa_chat.runtime.reply import reply, resolve
 from medusa_chat.runtime.requests import Reply, Tune
 from medusa_chat.runtime.session import Session
@@ -422,8 +423,8 @@ class Tuned:
 
 @pytest.fixture
 def session_of(monkeypatch):
-    monkeypatch.setattr("medusa_chat.runtime.job_thread.IDLE_SECONDS", 0.01)
-    monkeypatch.setattr("medusa_chat.runtime.job_thread.PATIENCE", 0.05)
+    monkeypatch.setattr("medusa_chat.runtime.session.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("medusa_chat.runtime.session.PATIENCE", 0.05)
     made = []
 
     def make(runner, **options):
@@ -488,7 +489,7 @@ def test_a_session_that_was_not_asked_to_never_tunes(session_of, monkeypatch):
     session = session_of(runner)
     assert session.submit(Reply("hello", GenerationSettings())).done.wait(240)
     wait_for(lambda: None in limits)  # it waits for a request without a limit
-    assert job_thread.IDLE_SECONDS not in limits and runner.calls == 0
+    assert sessions.IDLE_SECONDS not in limits and runner.calls == 0
 
 
 def test_timing_again_measures_again(monkeypatch, loaded):

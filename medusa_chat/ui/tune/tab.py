@@ -7,8 +7,7 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import ModelInfo
-from medusa_chat.runtime.requests import Tune
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Ticket, Tune
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.events import Run, latest
 from medusa_chat.training.hardware import GPUS, SHAPES
