@@ -173,7 +173,7 @@ def test_core_knows_no_front_end() -> None:
 
 
 def test_headers_are_read_without_any_package() -> None:
-    for name in ("layouts", "memory_estimate", "model_sizes", "inspection"):
+    for name in ("layouts", "memory_needs", "model_sizes", "inspection"):
         for file in files_of(f"checkpoints.{name}"):
             assert not outside(imported(file)) - {"huggingface_hub"}, file
 

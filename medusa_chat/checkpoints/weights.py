@@ -23,15 +23,15 @@ from transformers import conversion_mapping as layouts
 from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox
+from medusa_chat.checkpoints.devices import held_bytes, is_exhausted
 from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.layouts.folders import model_files
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.layouts.text_part import NAMES, name_of, text_part
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
-from medusa_chat.checkpoints.precision import QUANTISED
+from medusa_chat.checkpoints.memory_needs import QUANTISED
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.backends.linear4 import hold
+from medusa_chat.decoding.backends.quantised import hold
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError, first_line
 

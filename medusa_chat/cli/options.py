@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from typer import Argument, Option
 
 from medusa_chat import paths
-from medusa_chat.checkpoints.precision import PRECISIONS
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import repo_of
 from medusa_chat.hub.dataset import dataset_files

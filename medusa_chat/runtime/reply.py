@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from medusa_chat.checkpoints.devices import refuse_out_of_memory
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.memory import refuse_out_of_memory
-from medusa_chat.checkpoints.precision import smaller_precisions
+from medusa_chat.checkpoints.memory_needs import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.draft import Drafter
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
