@@ -22,7 +22,6 @@ from medusa_chat.checkpoints.devices import (
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.head_weights import read_heads
-from medusa_chat.checkpoints.keeping import keep_of, read_dtype
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
@@ -33,6 +32,7 @@ from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.checkpoints.tree_check import check_load
 from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
+from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
 from medusa_chat.checkpoints.weights import read_generation_config
 from medusa_chat.decoding.backends.native_weights import Quantised, WeightStorage
 from medusa_chat.decoding.detokenizer import TokenTexts
