@@ -76,7 +76,7 @@ def _use_shortlist(
     """Give the calibration's shortlist of tokens to the heads; what to tell."""
     if heads is None or calibration is None:
         return []
-    tokens, ignored = calibration.shortlist_of(backbone.vocabulary)
+    tokens, ignored = calibration.usable_shortlist(backbone.vocabulary)
     if not heads.shorten(tokens, backbone.lm_head):
         return ignored
     count, whole = len(tokens), backbone.vocabulary

@@ -109,7 +109,7 @@ def _read(found: Checkpoint) -> tuple[VllmHeads, list[str]]:
     lm_head = read_lm_head(found, config) if heads.is_shared else None
     tokens: tuple[int, ...] = ()
     if found.calibration is not None:
-        tokens, said = Calibration.read(found.calibration).shortlist_of(vocabulary)
+        tokens, said = Calibration.read(found.calibration).usable_shortlist(vocabulary)
         notes += said
     made = VllmHeads.of(heads, lm_head, tokens, vocabulary)
     if tokens and made.tokens == vocabulary:

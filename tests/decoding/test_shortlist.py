@@ -23,7 +23,6 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
 from medusa_chat.training.calibration import Greedy, _search
 from medusa_chat.training.loss import shortlist
-from medusa_chat.training.tree_search import Calibrated
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.shapes import cartesian
 
@@ -219,6 +218,6 @@ def test_calibrate_keeps_a_shortlist_or_makes_the_first_one(kept):
 
 
 def test_train_writes_it():
-    calibrated = Calibrated(((0.5,),), ((0,),), "here", 1, shortlist=(3, 7))
+    calibrated = Calibration(((0.5,),), ((0,),), "here", 1, shortlist=(3, 7))
     assert calibrated.to_json()["shortlist"] == (3, 7)
-    assert "shortlist" not in Calibrated(((0.5,),), ((0,),), "here", 1).to_json()
+    assert "shortlist" not in Calibration(((0.5,),), ((0,),), "here", 1).to_json()
