@@ -19,9 +19,8 @@ from support.gguf_models import tiny_model, write_gguf
 from support.mutations import mutated, spoiled
 from support.pickles import pickles_here  # noqa: F401
 
-from medusa_chat.checkpoints.dry_load import dry_load
 from medusa_chat.checkpoints.inspection import inspect
-from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.load import dry_load, load
 from medusa_chat.errors import MedusaChatError, ModelError
 from medusa_chat.messages import LoadRequest
 
