@@ -29,7 +29,7 @@ from backbone import Recipe  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from medusa_chat import paths  # noqa: E402
-from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
+from medusa_chat.checkpoints.head_weights import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
 from medusa_chat.training.answerers import fastest_answerer  # noqa: E402

@@ -189,7 +189,7 @@ def inspect(
 
 
 def _dry_load(request: LoadRequest) -> None:
-    from medusa_chat.checkpoints.dry_load import dry_load  # torch takes seconds to import
+    from medusa_chat.checkpoints.load import dry_load  # torch takes seconds to import
 
     dry_load(request)
 

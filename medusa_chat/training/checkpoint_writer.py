@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.adapters import merge_adapter
-from medusa_chat.checkpoints.head_tensors import tensors_of
+from medusa_chat.checkpoints.head_weights import tensors_of
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, UsageError, first_line

@@ -20,9 +20,8 @@ from support.mutations import mutated, spoiled
 from support.pickles import pickles_here  # noqa: F401
 from support.tokenizer_trials import trials_here  # noqa: F401
 
-from medusa_chat.checkpoints.dry_load import dry_load
 from medusa_chat.checkpoints.inspection import inspect
-from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.load import dry_load, load
 from medusa_chat.errors import MedusaChatError, ModelError
 from medusa_chat.messages import LoadRequest
 
