@@ -34,7 +34,7 @@ class Request(Generic[V]):
 
 @dataclass(frozen=True)
 class LoadRequest(Request["LoadPhase"]):
-    """A model to load. checkpoint: "demo", a folder, a GGUF file or a Hub id. None: the default.
+    """The model to load. checkpoint: "demo", a folder, a GGUF file or a Hub id. None: default.
 
     tree, nodes: the only tree that will be used, so deeper heads are not read; None: all heads.
     """
