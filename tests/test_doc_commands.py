@@ -96,10 +96,15 @@ RUNS = {
 
 # What the section of its page says of a command that is not run here.
 NETWORK, GPU, LONG, PAGE = "network", "GPU", "long run", "page|browser"  # tests/ui/browser opens it
+SERVER = "serve|API"  # tests/server asks it
 ELSEWHERE = {
     "medusa-chat": PAGE,
     "medusa-chat ui --checkpoint my-heads": PAGE,
-    "medusa-chat [ui] --host --port --share --auth USER:PASSWORD --no-browser --root-path": PAGE,
+    "medusa-chat [ui] --host --port --share --auth USER:PASSWORD --no-browser --root-path "
+    "--api": PAGE,
+    "medusa-chat --api": SERVER,
+    "medusa-chat serve --checkpoint my-heads": SERVER,
+    "medusa-chat serve --host --port --api-key KEY --allow-origin URL": SERVER,
     "medusa-chat --checkpoint smollm2": NETWORK,
     "medusa-chat chat --checkpoint smollm2": NETWORK,
     "medusa-chat models search vicuna": NETWORK,
@@ -208,7 +213,8 @@ def test_it_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     if "--chats" in line:
         said = MessageTree().plus("user", "Hello").plus("assistant", "Hello!")
         chat = StoredConversation(said)
-        assert History(paths.data_dir() / FILE).save("browser", chat)
+        history = History(paths.data_dir() / FILE)
+        assert history.own() and history.save("browser", chat)
     if line.startswith("python "):
         monkeypatch.setattr(sys, "argv", line.split()[1:])
         monkeypatch.syspath_prepend(str(Path(sys.argv[0]).parent.resolve()))

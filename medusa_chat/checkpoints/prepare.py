@@ -1,31 +1,51 @@
-"""Prepare: a model that was read, made ready to decode on its device."""
+"""Prepare: a model that was read, made ready to decode on its device by a step backend."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints import cuda_graph_trial, native_build
+from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import cpu_threads, native
-from medusa_chat.decoding.backends.linear4 import release
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded
-from medusa_chat.decoding.backends.native.linear import kept_bytes
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_step import NativeStep
+from medusa_chat.decoding.backends.native_weights import (
+    UNCHANGED,
+    Quantised,
+    WeightStorage,
+    convert_parameters,
+    layer_packer,
+    quantise_linears,
+    quantised_bytes,
+)
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.backends.quantised import release
 from medusa_chat.decoding.backends.replacements import replace_submodules
+from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import StepBackend, TorchStep
+from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ModelError
 from medusa_chat.trees.calibration import Calibration
+from medusa_chat.trees.shapes import cartesian
 from medusa_chat.units import gb
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
-NOT_THEIRS = "the numbers of our C library were not theirs"
+NATIVE_DISABLED = "native backend disabled: its output differs from PyTorch's"
 UNROUNDED = (
     "int8 and nf4 on a CPU need our C library, which does not work here (the log says why): "
     "choose --precision bf16"
 )
+TEXT, NEW = 9, 16  # tokens of the made-up prompt of the trial of CUDA graphs, and of its answers
+STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts differ at once
+EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
+INSTEAD = "steps run by torch operators"
 
 
 def prepare(
@@ -35,15 +55,15 @@ def prepare(
     context: int,
     calibration: Calibration | None = None,
     is_spread: bool = False,
-    keep: Keep = AS_IT_IS,
+    keep: WeightStorage = UNCHANGED,
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
     a sentence for each change. is_spread: it lies on several devices, and is left as it is. keep:
     how its weights lie in memory where our C multiplies them. Raises ModelError where they are to
     be rounded and our C cannot multiply them."""
-    can_run = device.type == "cpu" and not is_spread and native.can_run(model, keep)
+    can_run = device.type == "cpu" and not is_spread and native_step.can_run(model, keep)
     if keep.dtype is not None:
-        native.convert(model, keep.dtype)
+        convert_parameters(model, keep.dtype)
     if heads is not None:
         heads.read_roots(model.get_input_embeddings())
     if is_spread:
@@ -58,7 +78,7 @@ def prepare(
 
 def is_native(backend: StepBackend) -> bool:
     """Whether the pass of its steps is our C."""
-    return isinstance(backend, native.NativeStep)
+    return isinstance(backend, NativeStep)
 
 
 def _use_shortlist(
@@ -67,7 +87,7 @@ def _use_shortlist(
     """Give the calibration's shortlist of tokens to the heads; what to tell."""
     if heads is None or calibration is None:
         return []
-    tokens, ignored = calibration.shortlist_of(backbone.vocabulary)
+    tokens, ignored = calibration.usable_shortlist(backbone.vocabulary)
     if not heads.shorten(tokens, backbone.lm_head):
         return ignored
     count, whole = len(tokens), backbone.vocabulary
@@ -91,7 +111,7 @@ def _on_gpu(
     notes += try_kernels(backbone)
     if os.environ.get(GRAPHS) == "0":
         return TorchStep(backbone), "", notes
-    return *cuda_graph_trial.try_cuda_graphs(backbone, heads), notes
+    return *try_cuda_graphs(backbone, heads), notes
 
 
 def _on_cpu(
@@ -99,41 +119,98 @@ def _on_cpu(
     heads: MedusaHeads | None,
     context: int,
     calibration: Calibration | None,
-    keep: Keep,
+    keep: WeightStorage,
     can_run: bool,
 ) -> tuple[StepBackend, str, list[str]]:
     """The same on a CPU. can_run: whether our C knows such a model."""
-    settled = cpu_threads.settle(model, *filter(None, [heads]))
-    library = native_build.library() if can_run or isinstance(keep, Rounded) else None
-    lay_out = threads = None
+    settled = devices.settle_threads(model, *filter(None, [heads]))
+    library = native_build.library() if can_run or isinstance(keep, Quantised) else None
+    pack_layer = native = None
     if library is not None:
-        threads = native.NativeThreads(library, cpu_threads.of_native(model))
+        native = NativeLibrary(library, devices.native_threads(model))
         if can_run:
-            lay_out = native.layout(model, threads, keep)
-        elif isinstance(keep, Rounded):
-            native.round_linears(model, threads, keep)
-    if isinstance(keep, Rounded) and (threads is None or can_run and lay_out is None):
+            pack_layer = layer_packer(model, native, keep)
+        elif isinstance(keep, Quantised):
+            quantise_linears(model, native, keep)
+    if isinstance(keep, Quantised) and (native is None or can_run and pack_layer is None):
         raise ModelError(UNROUNDED)
-    if keep.dtype is not None and lay_out is None:
-        native.convert(model, keep.dtype, is_whole=True)
-    notes = replace_submodules(model, packs=lay_out is None, lay_out=lay_out) + release(model)
+    if keep.dtype is not None and pack_layer is None:
+        convert_parameters(model, keep.dtype, with_linears=True)
+    notes = replace_submodules(model, packs=pack_layer is None, pack_layer=pack_layer)
+    notes += release(model)
     backbone = Backbone(model, context)
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None
-    if lay_out is not None and threads is not None:
-        found = native.native_step(backbone, heads, threads, keep)
-    if (size := kept_bytes(model)) > 0:
+    if pack_layer is not None and native is not None:
+        found = native_step.attach(backbone, heads, native, keep)
+    if (size := quantised_bytes(model)) > 0:
         notes.append(_said_of_kept(keep, size))
     if found is None:
-        why = "" if not can_run else NOT_THEIRS if library is not None else native_build.advice()
-        return TorchStep(backbone), why, notes
+        why = NATIVE_DISABLED if library is not None else native_build.advice()
+        return TorchStep(backbone), why if can_run else "", notes
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
         torch.set_num_threads(1)
     return found, "", notes
 
 
-def _said_of_kept(keep: Keep, size: int) -> str:
+def _said_of_kept(keep: WeightStorage, size: int) -> str:
     """What lies in memory as whole numbers, of so many bytes."""
-    if isinstance(keep, Rounded):
+    if isinstance(keep, Quantised):
         return f"weights are rounded to {keep.bits} bits, 32 with one scale ({gb(size)})"
     return f"matrices are multiplied as the file has them ({gb(size)}), not as they were converted"
+
+
+def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> tuple[StepBackend, str]:
+    """What runs this backbone's steps: CUDA graphs, if they agree with torch's operators; why not,
+    if they do not. The cache is empty afterwards."""
+    by_operators = TorchStep(backbone)
+    if backbone.context < TEXT + 2 * NEW:
+        return by_operators, "the context is too short to try CUDA graphs"
+    recorded = CudaGraphStep(backbone)
+    limit = EXACT if backbone.dtype == torch.float32 else ROUGH
+    trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
+
+    def difference() -> float:
+        return max(_off_by(by_operators, recorded, heads, tree) for tree in trees)
+
+    is_right = agrees(INSTEAD, difference, limit)
+    Engine(by_operators).forget()
+    if is_right:
+        return CudaGraphStep(backbone), ""  # a new one, which frees the graphs of the trial
+    return by_operators, "CUDA graphs failed or gave other results (see the log)"
+
+
+def _off_by(
+    by_operators: StepBackend, recorded: CudaGraphStep, heads: MedusaHeads | None, tree: Tree
+) -> float:
+    """The largest difference of a probability or an entropy, up to where a near tie makes the texts
+    differ. Raises RuntimeError where no step after a recorded one could be compared."""
+    worst, compared = 0.0, 0
+    for start in STARTS:
+        before = recorded.seconds
+        ways = (_steps(Engine(way, heads), tree, start) for way in (by_operators, recorded))
+        for number, (ours, theirs) in enumerate(zip(*ways, strict=False)):
+            if ours.tokens != theirs.tokens:
+                break
+            worst = max(worst, *map(abs, _differences(ours, theirs)))
+            compared += number >= ASKED and recorded.seconds > before
+        if compared:
+            return worst
+    raise RuntimeError("no replayed step began like the same step by torch operators")
+
+
+def _differences(ours: DraftRecord, theirs: DraftRecord) -> Iterator[float]:
+    for name in ("probabilities", "entropies"):
+        for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            if a is not None:
+                yield a - b if a == a and b == b else torch.inf  # no number is like another
+
+
+def _steps(engine: Engine, tree: Tree, start: int) -> list[DraftRecord]:
+    """The drafts of the steps of a greedy answer to an artificial prompt, in order."""
+    drafter = "medusa" if len(tree) > 1 else "none"
+    settings = GenerationSettings(drafter=drafter, max_new_tokens=NEW, seed=0)
+    prompt = [(7 * i + start) % engine.backbone.vocabulary for i in range(TEXT)]
+    engine.forget()
+    events = engine.generate(prompt, engine.drafter(settings, tree), settings)
+    return [event.draft for event in events if isinstance(event, Step) and event.draft]

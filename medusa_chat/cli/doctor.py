@@ -13,9 +13,9 @@ from typing import Any
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.machine import cpu_name
 from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
 from medusa_chat.cli.terminal import json_line
 from medusa_chat.errors import DeviceError, ModelError, first_line
@@ -163,7 +163,7 @@ def devices(problems: list[str]) -> dict[str, Any]:
     import torch
 
     from medusa_chat.checkpoints.devices import cuda_remedy
-    from medusa_chat.checkpoints.gpus import has_nvidia_driver
+    from medusa_chat.checkpoints.machine import has_nvidia_driver
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     problems += cuda_remedy()

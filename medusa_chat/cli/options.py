@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from typer import Argument, Option
 
 from medusa_chat import paths
-from medusa_chat.checkpoints.precision import PRECISIONS
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import repo_of
 from medusa_chat.hub.dataset import dataset_files
@@ -111,6 +111,18 @@ class LoadOptions:
             self.max_context,
             self.offline,
         )
+
+
+@dataclass(frozen=True)
+class ApiAccess:
+    """Who may ask the API; options of `serve`, and of `ui` with --api."""
+
+    api_key: Annotated[
+        str, value("KEY", "Key that every request must carry.", envvar="MEDUSA_CHAT_API_KEY")
+    ] = ""
+    allow_origin: Annotated[
+        list[str] | None, value("URL", "Let scripts of this site ask; * for all. Repeatable.")
+    ] = None
 
 
 def named(checkpoint: str | None, backbone: str | None) -> tuple[str, str | None]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from medusa_chat import paths
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.checkpoints.places import shipped_folder
-from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.cli.options import (
     PLACE,
     AsJson,
@@ -57,7 +57,7 @@ NAMES = {
     "HiddenStates": "hidden",
     "TrainStep": "step",
     "Evaluated": "evaluated",
-    "Calibrated": "calibrated",
+    "Calibration": "calibrated",
     "Measured": "measured",
     "Written": "written",
 }

@@ -6,7 +6,6 @@ import pytest
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
-from medusa_chat.runtime.prompt import encode
 from support.gguf_models import ROWS, tiny_model, write_gguf
 from support.loading import answer
 
@@ -17,6 +16,7 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.prompt import encode
 
 CONTROL, USER_DEFINED = 3, 4
 BEGIN, END, USER = (

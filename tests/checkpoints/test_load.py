@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 import torch
-from medusa_chat.runtime.prompt import encode
 from safetensors.torch import load_file, save_file
 from support.checkpoints import TEMPLATE, write_checkpoint, write_heads
 from support.loading import answer, loaded
@@ -19,6 +18,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import resolve
 
 

@@ -7,8 +7,8 @@ import torch
 from support.inspected import VICUNA
 
 from medusa_chat.checkpoints import usual_nodes as usual
-from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.gpus import GPUS, Gpu, gpu_of
+from medusa_chat.checkpoints.machine import Cpu
 from medusa_chat.trees.auto_tree import auto_tree, expected_tokens
 
 CUDA, CPU, MPS = (torch.device(name) for name in ("cuda", "cpu", "mps"))

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from medusa_chat.runtime.traces import from_json, to_json
 from support.tokenizers import byte_fallback_tokenizer, byte_tokenizer
 
 from medusa_chat.decoding import answer as answers
@@ -13,6 +12,7 @@ from medusa_chat.decoding.answer import Answer
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.step import StepResult
+from medusa_chat.runtime.traces import from_json, to_json
 
 TOKENIZER = byte_tokenizer()
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from medusa_chat.runtime.traces import from_json, to_json
 from support.engines import PROMPT, TREES, decode, engine_of, tokens
 from support.families import FAMILIES, VOCABULARY, tiny
 from support.step_costs import EXPECTED, TREE, costs_of
@@ -22,6 +21,7 @@ from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import chain
 
 FREE = Allowance(64, "")

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from medusa_chat.runtime.traces import from_json, to_json
 from support.engines import PROMPT, decode, on, tokens
 from support.native_engines import native_engine
 from support.shortlists import shortened
@@ -21,6 +20,7 @@ from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.runtime.step_profiler import SIZES
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import chain
 
 CANDIDATES = Tree.from_choices(

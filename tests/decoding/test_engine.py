@@ -9,7 +9,6 @@ import transformers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from medusa_chat.runtime.traces import from_json, to_json
 from support.engines import NEW, PROMPT, TREES, Oracle, decode, drafters_of, engine_of, tokens
 from support.families import BY_LENGTH, COMMON, CONTEXT, FAMILIES, SLOW, VOCABULARY, tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen2Config
@@ -25,6 +24,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, ModelError, UsageError
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import cartesian, chain
 
 IMPLEMENTATIONS = ("medusa_tree", "eager")

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from medusa_chat.runtime.prompt import PromptIds, said_so_far
 from support.tokenizers import byte_tokenizer
 
 from medusa_chat.decoding.events import Finished, Stats
+from medusa_chat.runtime.prompt import PromptIds, said_so_far
 
 
 @pytest.mark.parametrize(("left_off", "is_kept"), [(0, True), (1, False)])

@@ -4,7 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from medusa_chat.runtime.traces import from_json, to_json
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.events import Stats, Step
@@ -15,6 +14,7 @@ from medusa_chat.runtime import plain_clock
 from medusa_chat.runtime import reply as replies
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.traces import from_json, to_json
 
 TALK = [{"role": "user", "content": "Tell me a story"}]
 

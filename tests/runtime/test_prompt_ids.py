@@ -5,7 +5,6 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
-from medusa_chat.runtime.prompt import encode
 from support.checkpoints import write_checkpoint
 from support.loading import loaded
 from tokenizers import (
@@ -23,6 +22,7 @@ from medusa_chat.checkpoints.loaded_model import CachedText, LoadedModel
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
 

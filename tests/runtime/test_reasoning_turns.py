@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from medusa_chat.runtime.prompt import encode
 from support.tokenizers import byte_tokenizer
 from tokenizers import AddedToken
 
@@ -15,6 +14,7 @@ from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.reasoning import HARMONY_MARKERS
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.stored_conversation import MessageTree

@@ -6,10 +6,10 @@ import os
 import random
 
 import pytest
-from medusa_chat.runtime.traces import StepStore, to_json
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.runtime.traces import StepStore, to_json
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.step_panel import panel_line
 

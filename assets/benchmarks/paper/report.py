@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from medusa_chat.runtime.prompt import encode
 from paper_context import PaperContext
 from report_data import Answered, Figures, Report, Turn
 
@@ -30,6 +29,7 @@ from medusa_chat.bench.hf_baseline import matching_baseline
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ContextError, UsageError
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.trees.presets import load_tree
 

@@ -1,0 +1,297 @@
+"""MemoryNeeds: what memory a model takes at each precision, and whether it fits. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
+from medusa_chat.checkpoints.model_sizes import Sizes, sizes
+from medusa_chat.decoding.settings import CPU_CHUNK, MAX_NODES
+from medusa_chat.errors import ModelError
+from medusa_chat.units import gb
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")  # what --precision takes
+QUANTISED = ("int8", "nf4")  # on a CPU by our C where there is a compiler, else by bitsandbytes
+
+
+def smaller_precisions(precision: str, in_c: bool = False) -> tuple[str, ...]:
+    """The precisions that a load may fall back to because they take less memory, the largest first.
+    in_c: whether our C would multiply what is quantised. On a GPU int8 is none of them: nf4 takes
+    half of its memory and a shorter step, and only --precision int8 chooses it."""
+    falling = ("fp32", "bf16", "int8", "nf4") if in_c else ("fp32", "bf16", "nf4")
+    alike = "bf16" if precision in ("fp16", *(() if in_c else ("int8",))) else precision
+    return falling[falling.index(alike) + 1 :]
+
+
+CUDA_CONTEXT = 700_000_000
+# On CUDA, by what is known of the libraries and a replay of loads; not measured on a card.
+RECORDED = 100_000_000  # ten recorded steps of 5 to 10 MB
+WORKSPACES = 64_000_000  # of cuBLAS
+# between the weights, of their bytes and for any model (tests/checkpoints/test_load_replay.py)
+GAPS = {"fp32": 0.03, "bf16": 0.03, "fp16": 0.03, "int8": 0.05, "nf4": 0.05}
+LEAST_GAPS = 100_000_000
+# bytes of one weight of a linear; the LM head, embeddings, norms and heads stay in 16 bits.
+# int8: a scale for each row; nf4 with double quantisation: a byte for 64 weights, 4 for 64 * 256
+LINEAR = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / 16_384}
+PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
+WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
+# what our C code makes of a linear's weight on a CPU: 32 numbers with a scale, and a floor
+ROUNDED = {"int8": 1 + 2 / 32, "nf4": 0.5 + 4 / 32}
+BLOCK = 64  # weights of nf4 that share a scale
+# what a weight of nf4 takes more where its scale is in fp32 again
+UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by part. packed: second copies of linears; step: logits of one tree step, on CUDA
+    twice, with recorded steps and buffers; device: what CUDA takes before any weight; gaps: what
+    its allocator cannot give to anything else; loading: weights that a load gives back."""
+
+    weights: int
+    heads: int
+    cache: int
+    step: int
+    device: int
+    packed: int = 0
+    gaps: int = 0
+    loading: int = 0
+
+    @property
+    def held(self) -> int:
+        """The bytes held from load to unload, which can be measured after loading."""
+        return self.weights + self.packed + self.heads + self.cache
+
+    @property
+    def beside(self) -> int:
+        """Bytes that no tensor of the loaded model holds."""
+        return self.step + self.device + self.gaps + self.loading
+
+    @property
+    def total(self) -> int:
+        return self.held + self.beside
+
+
+def estimate(
+    config: Mapping[str, Any],
+    heads: HeadsFile | None,
+    precision: str,
+    context: int,
+    nodes: int,
+    device: str = "cuda",
+    cpu: Cpu = PLAIN_CPU,
+    kept: int = 0,
+    is_adapted: bool = False,
+) -> Estimate:
+    """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
+    fp16, int8 or nf4. kept: bytes of the matrices of a GGUF file as our C code keeps them in place
+    of bf16. is_adapted: whether an adapter changes its weights. Raises ModelError."""
+    size, plain = sizes(config), PLAIN[precision]
+    is_native = device == "cpu" and runs_in_c(size, precision, cpu)
+    is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
+    in_c = device == "cpu" and is_rounded(precision, cpu)
+    scales = 4 * size.linears // size.hidden if precision == "int8" and not in_c else 0
+    if precision == "nf4" and size.is_merged and size.hidden % BLOCK == 0 and not in_c:
+        scales = int(size.linears * UNNESTED)
+    rows = 1 + (heads.heads if heads else 0)
+    linear = (ROUNDED if in_c else LINEAR)[precision]
+    weights = int(size.linears * linear) + (size.experts + size.rest) * plain + scales
+    packed = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
+    loading, words = 0, size.vocabulary * size.hidden
+    if kept and is_native and precision == "bf16":
+        loading, weights = _read(size, True), kept + words * plain  # tokens are read from the table
+        packed -= words * plain if size.is_tied else 0
+    if in_c:
+        loading = _read(size, not is_adapted)
+        if is_native:  # the LM head has 8 bits; the table of a tied one stays as well
+            table = int(words * ROUNDED["int8"])
+            packed += table - words * plain if size.is_tied else 0
+            weights += 0 if size.is_tied else table - words * plain
+    if is_native and precision == "fp32" and size.is_bf16 and not is_adapted:
+        short = 2 * (size.linears + (0 if size.is_tied else words))  # they lie in bf16
+        weights, packed = weights - short, packed - (2 * words if size.is_tied else 0)
+        loading = 3 * _read(size, True)  # one layer in bf16, and in fp32
+        packed -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0
+    return Estimate(
+        weights=weights,
+        heads=heads.parameters * plain if heads else 0,
+        cache=2 * size.key_values * (context + MAX_NODES) * plain,
+        step=nodes * rows * size.vocabulary * 4 * (2 if is_cuda else 1)
+        + (CPU_CHUNK * size.row * 4 if is_native else 0)
+        + (RECORDED + WORKSPACES + _unpacked(size, precision) if is_cuda else 0),
+        device=CUDA_CONTEXT if is_cuda else 0,
+        packed=packed,
+        gaps=int(weights * GAPS[precision]) + LEAST_GAPS if is_cuda else 0,
+        loading=loading,
+    )
+
+
+def _read(size: Sizes, is_mapped: bool) -> int:
+    """Bytes of bf16 that a load holds at a time of what it packs: of one layer where files are
+    mapped into memory as they are, else of all."""
+    return 2 * size.linears // (size.layers if is_mapped else 1)
+
+
+def _unpacked(size: Sizes, precision: str) -> int:
+    """Bytes of the widest linear of a layer in 16 bits, to which one of 4 or 8 bits is unpacked for
+    a product of many rows; recorded steps may keep that buffer."""
+    layers = size.copied[1:]
+    widest = max((rows * columns for rows, columns, _ in layers), default=0)
+    return 2 * widest if precision in ("int8", "nf4") else 0
+
+
+def _packed(size: Sizes, heads: HeadsFile | None, precision: str, cpu: Cpu) -> int:
+    """Weights that a CPU keeps twice: where our C code decodes heads and tied embeddings; else in
+    fp32 of wide linears, in bf16 all where it has AMX; of a quantised model the LM head."""
+    if runs_in_c(size, precision, cpu):
+        return _inner(heads) + (size.vocabulary * size.hidden if size.is_tied else 0)
+    if precision != "fp32" and not (cpu.has_amx and precision != "fp16"):
+        return 0
+    copied = size.copied[:1] if precision in ("int8", "nf4") else size.copied
+    least = WIDE if precision == "fp32" else 1
+    return sum(rows * columns * count for rows, columns, count in copied if rows >= least)
+
+
+def _inner(heads: HeadsFile | None) -> int:
+    """Weights of the heads' own layers."""
+    return heads.heads * heads.layers * heads.hidden**2 if heads else 0
+
+
+def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
+    """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
+    tells (native_step.can_run sees the model)."""
+    return cpu.has_compiler and precision != "fp16" and size.is_reached
+
+
+def is_rounded(precision: str, cpu: Cpu) -> bool:
+    """Whether our C code multiplies what is quantised to this precision on a CPU."""
+    return cpu.has_compiler and precision in ROUNDED
+
+
+NODES = 64
+NO_PRODUCT = (  # of kernels/products.py
+    "int8 only saves memory: without cuda-bindings its weights are unpacked in every step, slower "
+    "than 16 bits"
+)
+SHORTEST = 512  # tokens of context that are still worth a try
+SHARE = 0.95  # of free memory that weights and cache may take; the rest is for what comes and goes
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """What a checkpoint takes on one device. free: bytes there, None for unknown."""
+
+    found: Checkpoint
+    context: int
+    device: str
+    free: int | None
+    cpu: Cpu = Cpu()
+
+    def at(self, precision: str, context: int | None = None) -> Estimate | None:
+        """The memory it takes; None for a config that the estimate cannot read."""
+        try:
+            parts = estimate(
+                self.found.weights.config,
+                self.found.heads,
+                precision,
+                context or self.context,
+                NODES,
+                self.device,
+                self.cpu,
+                self._kept,
+                self.found.adapter is not None,
+            )
+        except ModelError:
+            return None
+        return replace(parts, device=0)  # what CUDA itself takes is not free any more
+
+    @property
+    def _kept(self) -> int:
+        """Bytes of the matrices that our C code can keep as a GGUF file has them."""
+        return 0 if self.found.adapter else self.found.weights.kept
+
+    @property
+    def multiplies_numbers(self) -> bool:
+        """Whether our C code would multiply a GGUF file's own numbers, at bf16."""
+        return self._kept > 0 and self.runs_in_c("bf16")
+
+    def runs_in_c(self, precision: str) -> bool:
+        """Whether our C code would decode it; False where the config is unknown."""
+        try:
+            size = sizes(self.found.weights.config)
+        except ModelError:
+            return False
+        return self.device == "cpu" and runs_in_c(size, precision, self.cpu)
+
+    def rounds(self, precision: str) -> bool:
+        """Whether our C code would multiply its weights, rounded to this precision."""
+        return self.device == "cpu" and is_rounded(precision, self.cpu)
+
+    def widens(self, precision: str) -> bool:
+        """Whether our C code would multiply weights of bf16 in fp32, which they stay in memory."""
+        if precision != "fp32" or self.found.adapter is not None or not self.runs_in_c("fp32"):
+            return False
+        size = sizes(self.found.weights.config)
+        return size.is_bf16 and self.found.weights.bytes < 3 * size.parameters  # as its files say
+
+    def smaller(self, precision: str) -> tuple[str, ...]:
+        """See smaller_precisions."""
+        return smaller_precisions(precision, self.rounds("int8"))
+
+    def fits(self, precision: str, context: int | None = None) -> bool:
+        """Whether it fits; True where that is unknown."""
+        parts = self.at(precision, context)
+        return parts is None or self.free is None or parts.total <= SHARE * self.free
+
+    def choose(self, preferred: str) -> str | None:
+        """The first precision that fits: the preferred one, else a smaller one; None for none."""
+        return next((p for p in (preferred, *self.smaller(preferred)) if self.fits(p)), None)
+
+    def remarks(self, precision: str) -> tuple[str, ...]:
+        """Notes on what a precision does to this model."""
+        if precision not in QUANTISED or self.at(precision) is None:
+            return ()
+        notes: tuple[str, ...] = ()
+        if precision == "int8" and self.device.startswith("cuda"):
+            notes = () if find_spec("cuda") else (NO_PRODUCT,)
+        size = 2 * sizes(self.found.weights.config).experts
+        experts = f"the experts stay in 16 bits ({gb(size)}): they are not quantised"
+        return (*notes, experts) if size else notes
+
+    def advice(self, precision: str) -> str:
+        """One line: that it does not fit at `precision`, and what would."""
+        parts = self.at(precision)
+        if parts is None or self.free is None:
+            tries = [f"--precision {p}" for p in self.smaller(precision)[-1:]]
+            tries += ["a smaller --max-context", "a smaller model"]
+            return f"{self._start(precision)}: try {', '.join(tries[:-1])} or {tries[-1]}"
+        needs = f"it needs {gb(parts.total)} and {gb(self.free)} are free"
+        return f"{self._start(precision)} ({needs}): {self._remedy(precision)}"
+
+    def _start(self, precision: str) -> str:
+        return f"{self.found.name} does not fit on {self.device} at {precision}"
+
+    def _remedy(self, precision: str) -> str:
+        """Advice from the estimate on what would fit; if it says that this fits, it was too low."""
+        if self.fits(precision):
+            return "close other programs, or try a smaller --max-context or --precision nf4"
+        for other in self.smaller(precision):
+            if self.fits(other):
+                return f"--precision {other} would fit ({_size(self.at(other))})"
+        last = (precision, *self.smaller(precision))[-1]
+        if (tokens := self._longest(last)) >= SHORTEST:
+            option = f"--precision {last} " if last != precision else ""
+            return f"{option}--max-context {tokens} would fit"
+        return f"choose a smaller model: even {last} needs {_size(self.at(last))}"
+
+    def _longest(self, precision: str) -> int:
+        """Tokens of context that fit, in steps of SHORTEST; 0 for none."""
+        tried: Sequence[int] = range(SHORTEST, self.context, SHORTEST)
+        return max((n for n in tried if self.fits(precision, n)), default=0)
+
+
+def _size(parts: Estimate | None) -> str:
+    return gb(parts.total) if parts else "?"
