@@ -103,7 +103,7 @@ class Backbone:
         extended by them."""
         start, count = self.cache.length, len(tokens)
         places = torch.arange(start, start + count, device=self.device)
-        mask = {w: self._causal_mask(places, w) for w in self.windows}
+        mask = {w: self.causal_mask(places, w) for w in self.windows}
         hidden = self._run(tokens, places, mask, self.lm_head.pads_rows and count == 1)
         self.cache.extend(count)
         return hidden
@@ -145,7 +145,7 @@ class Backbone:
             "sliding_attention": next(m for w, m in four.items() if w is not None),
         }
 
-    def _causal_mask(self, places: Tensor, window: int | None) -> Tensor:
+    def causal_mask(self, places: Tensor, window: int | None) -> Tensor:
         """Additive mask [q, length + q] of the next tokens of the text."""
         distance = places[:, None] - torch.arange(int(places[-1]) + 1, device=self.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
