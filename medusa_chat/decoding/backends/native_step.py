@@ -213,8 +213,9 @@ class NativeTexts:
 
 
 class NativeRows(Rows):
-    """Rows in C. Samples are torch's own, for C's noise is torch's but for the last digits: where
-    two scores are nearly tied, torch draws. Sums are torch's to rounding."""
+    """Rows in C. Samples are torch's: the noise in rows.c equals acceptance.gumbel's but for the
+    last digits, so where two scores are nearly tied, torch draws (test_native_rows.py compares
+    them). Sums are torch's to rounding."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library, self._noise = library, torch.empty(0)
@@ -290,7 +291,7 @@ class NativeHeads(nn.Module):
     def __init__(
         self, heads: MedusaHeads, library: NativeLibrary, table: Blocks | None = None
     ) -> None:
-        """table: the backbone's LM head as it is stored, of which the shortlist's rows stay so."""
+        """table: the backbone's LM head if it is quantised, as the shortlist's rows are then."""
         super().__init__()
         self._library = library
         layers, count, self._size, _ = heads.weight.shape

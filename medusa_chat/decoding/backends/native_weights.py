@@ -262,7 +262,7 @@ def _unpacked_blocks(weights: Weights, part: Tensor, ins: int, width: int) -> Te
 
 class NativeLinear(nn.Module):
     """A linear of fp32 or bf16 on a CPU with a packed weight: [..., ins] -> [..., outs], summed in
-    fp32, in the input's dtype. bias: float32 [outs] or None; weights: what C is told of the panels.
+    fp32, in the input's dtype. bias: float32 [outs] or None; weights: the panels as C takes them.
     It keeps no reference to the linear that it replaces."""
 
     def __init__(
