@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from medusa_chat.checkpoints import dry_load, tokenizer_trial
+from medusa_chat.checkpoints import load, tokenizer_trial
 
 
 class TrialHere:
-    def __init__(self, folder: Path, plain_too: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def refuse(self) -> None:
@@ -24,5 +24,10 @@ class TrialHere:
 @pytest.fixture(autouse=True)
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """For modules that import it; of `inspect` alone, for a load needs none of plain parts."""
+    own = tokenizer_trial.TokenizerTrial
+
+    def trial(folder: Path, plain_too: bool = False) -> TrialHere | tokenizer_trial.TokenizerTrial:
+        return TrialHere(folder) if plain_too else own(folder)
+
     monkeypatch.setattr(tokenizer_trial, "_begin", lambda at, seconds: None)
-    monkeypatch.setattr(dry_load, "TokenizerTrial", TrialHere)
+    monkeypatch.setattr(load, "TokenizerTrial", trial)
