@@ -259,7 +259,7 @@ def _question(row: dict[str, Any], key: str) -> tuple[list[Message], list[str]]:
     is_answered = isinstance(answer, str) and answer
     said: list[Any] = [{"role": "assistant", "content": answer}] if is_answered else []
     if _is_dialogue(answer):
-        said = answer
+        said = list(answer)
     if _is_dialogue(asked):
         return _messages([*asked, *said], key)
     if any(_message(message)[1] == "user" for message in said):

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ Event = (
 )
 
 
-def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
+def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Generator[Event, None, None]:
     """Close the generator to stop: the work so far stays on the disk, and a request with `resume`
     continues from it. Raises MedusaChatError; what can be checked without the backbone's weights is
     checked first."""
@@ -53,6 +53,7 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
     recipe = request.recipe
     setup = yield from prepare_setup(request, group)
     conversations = _read(request.data, recipe.distill, setup.notes)
+    examples: Sequence[Example]
     if recipe.distill:
         require_template(setup.tokenizer, conversations)
         setup.read_model()
