@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from medusa_chat.checkpoints import dry_load, tokenizer_trial
+from medusa_chat.checkpoints import load, tokenizer_trial
 
 
 class TrialHere:
     def __init__(self, folder: Path, plain_too: bool = False) -> None:
-        self._folder = folder
+        self._folder, file = folder, folder / tokenizer_trial.FILE
+        self._file = file if plain_too or tokenizer_trial.is_suspect(file) else None
 
     def refuse(self) -> None:
-        problem = tokenizer_trial.problem_of(self._folder / tokenizer_trial.FILE)
-        tokenizer_trial.refuse_problem(self._folder, problem)
+        if self._file is not None:
+            tokenizer_trial.refuse_problem(self._folder, tokenizer_trial.problem_of(self._file))
 
     def close(self) -> None:
         pass
@@ -23,6 +24,6 @@ class TrialHere:
 
 @pytest.fixture(autouse=True)
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For modules that import it; of `inspect` alone, for a load needs none of plain parts."""
+    """For modules that import it."""
     monkeypatch.setattr(tokenizer_trial, "_begin", lambda at, seconds: None)
-    monkeypatch.setattr(dry_load, "TokenizerTrial", TrialHere)
+    monkeypatch.setattr(load, "TokenizerTrial", TrialHere)
