@@ -134,7 +134,6 @@ def test_kernels_are_tried_on_the_models_own_device(monkeypatch):
     done = []
     model = tiny("llama")
     monkeypatch.setenv(prepare.GRAPHS, "0")
-    monkeypatch.setattr(prepare.native, "can_run", lambda model: False)
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
     monkeypatch.setattr(prepare, "try_kernels", lambda backbone: done.append("kernels") or [])
     prepare.prepare(model, None, torch.device("cuda:1"), 64)
