@@ -107,10 +107,10 @@ def _calls(name: str, device: torch.device, dtype: torch.dtype) -> Iterator[tupl
             x = draw(rows, SIZES.hidden)
             yield _rows(rows), partial(product.many, x), partial(product.own, x)
     else:
-        ours, twin = fused_kernels.own(name), fused_kernels.twin(name)
+        ours, reference = fused_kernels.kernel(name), fused_kernels.reference(name)
         for rows in fused_kernels.ROWS:
             given = fused_kernels.arguments(name, SIZES, rows, device, dtype, dtype)
-            yield _rows(rows), partial(twin, *given), partial(ours, *given)
+            yield _rows(rows), partial(reference, *given), partial(ours, *given)
 
 
 def _rows(count: int) -> str:

@@ -37,7 +37,7 @@ def kernel(monkeypatch):
 
     def run(query, key, value, words, scaling):
         keys.append(int(words[0, 1]) + len(words))
-        return split_attention.twin(query, key, value, words, scaling)
+        return split_attention.reference(query, key, value, words, scaling)
 
     monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(run=run))
     monkeypatch.setattr(split_attention, "has_kernel", lambda *asked: True)
@@ -188,11 +188,11 @@ def twins(monkeypatch):
     def kernel(name):
         def call(*given):
             calls[name] += 1
-            return fused_kernels.twin(name)(*given)
+            return fused_kernels.reference(name)(*given)
 
         return call
 
-    monkeypatch.setattr(fused_kernels, "own", kernel)
+    monkeypatch.setattr(fused_kernels, "kernel", kernel)
     return calls
 
 
@@ -224,7 +224,7 @@ def test_a_kernel_is_used_where_it_is_chosen_and_alone(monkeypatch, twins, chose
 def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, name, fault):
     engine = merged()
     choose(monkeypatch, *NAMES)
-    real = fused_kernels.own
+    real = fused_kernels.kernel
 
     def kernel(asked):
         def call(*given):
@@ -237,7 +237,7 @@ def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, na
 
         return call if asked == name else real(asked)
 
-    monkeypatch.setattr(fused_kernels, "own", kernel)
+    monkeypatch.setattr(fused_kernels, "kernel", kernel)
     notes = tried(engine.backbone)
     assert notes == [text for other, text in NAMES.items() if other != name]
     assert len(caplog.records) == 1 and NAMES[name] in caplog.text
@@ -341,7 +341,7 @@ def test_doctor_times_all_kernels_and_loads_use_those_that_are_faster(monkeypatc
 
 
 def test_a_kernel_that_cannot_run_is_not_timed_and_not_chosen(monkeypatch, twins, card):
-    monkeypatch.setattr(fused_kernels, "own", lambda name: __import__("no_triton"))
+    monkeypatch.setattr(fused_kernels, "kernel", lambda name: __import__("no_triton"))
     monkeypatch.delitem(sys.modules, KERNELS)
     times = {time.name: time for time in kernel_times.time_kernels(DEVICE)}
     assert set(times) == set(kernel_trial.KERNELS)
