@@ -469,7 +469,7 @@ def test_empty_set_and_bad_row_are_refused(
     file = tmp_path / "d.jsonl"
     file.write_text("\n")
     line = command(inputs, tmp_path / "a", data=str(file))
-    assert "holds no conversation" in refusal(line, capsys)
+    assert "has no conversation" in refusal(line, capsys)
     file.write_text('{"messages": 3}\n')
     line = command(inputs, tmp_path / "b", data=str(file))
     assert re.search(r"d\.jsonl:1: ", refusal(line, capsys))
