@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ Event = (
 )
 
 
-def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
+def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Generator[Event, None, None]:
     """Train to the written checkpoint. Close the generator to stop: the work so far stays on disk,
     and a request with `resume` continues from it. Raises MedusaChatError; everything that can be
     checked without the backbone's weights is checked first."""
