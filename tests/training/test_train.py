@@ -305,6 +305,7 @@ def test_calibration_asks_the_users_own_chats_again(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history = History(data_dir() / FILE)
+    assert history.own()
     for number in range(3):
         said = MessageTree().plus("user", f"abc {number}").plus("assistant", "a secret")
         assert history.save(f"browser {number}", StoredConversation(said))
