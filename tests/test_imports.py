@@ -179,7 +179,7 @@ def test_headers_are_read_without_any_package() -> None:
 
 
 def test_prompts_and_terminal_need_no_package() -> None:
-    for name in ("messages", "cli.prompts", "cli.terminal", "trees.tuning_store"):
+    for name in ("messages", "cli.prompts", "cli.terminal", "decoding.budget"):
         for file in files_of(name):
             assert not outside(imported(file)), name
 

@@ -6,7 +6,7 @@ from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.trees.auto_tree import expected_tokens
+from medusa_chat.decoding.tree import Tree
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -24,11 +24,10 @@ def first_answers(loaded: LoadedModel) -> str:
     empty where there is no calibration or no chat template to ask by."""
     if loaded.calibration is None or not loaded.tokenizer.chat_template:
         return ""
-    promised = expected_tokens(loaded.calibration, loaded.info.heads)
-    nodes = min(NODES, len(promised))
-    found, expected = _tokens_a_step(loaded, nodes), promised[nodes - 1]
+    auto = loaded.auto_tree(NODES)
+    found, expected = _tokens_a_step(loaded, auto.tree), auto.expected[-1]
     said = (
-        f"first answers: {found:.2f} tokens a step with {nodes} nodes, where the calibration "
+        f"first answers: {found:.2f} tokens a step with {auto.nodes} nodes, where the calibration "
         f"expects {expected:.2f}"
     )
     if found - 1 < FAR * (expected - 1):
@@ -39,9 +38,9 @@ def first_answers(loaded: LoadedModel) -> str:
     return said
 
 
-def _tokens_a_step(loaded: LoadedModel, nodes: int) -> float:
-    engine, (tree, _) = loaded.engine, loaded.auto_tree(nodes)
-    settings = GenerationSettings("medusa", nodes=nodes, max_new_tokens=TOKENS, seed=0)
+def _tokens_a_step(loaded: LoadedModel, tree: Tree) -> float:
+    engine = loaded.engine
+    settings = GenerationSettings("medusa", nodes=len(tree), max_new_tokens=TOKENS, seed=0)
     counts: list[int] = []
     for question in QUESTIONS:
         drafter = engine.drafter(settings, tree)

@@ -28,7 +28,7 @@ ASKING = ("drafters", "peers", "exactness")  # --prompts
 # studies of the paper that are scripts of the repository now
 MOVED = frozenset(
     "ladder trees thresholds temperatures categories hardware assisted reference head-count heads "
-    "two-stage report roofline tuner host".split()
+    "two-stage report roofline host".split()
 )
 
 

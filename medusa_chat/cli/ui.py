@@ -49,7 +49,7 @@ class Ui(LoadOptions, UiOptions):
         login = parse_auth(self.auth)
         _tell_of_old_trees(paths.data_dir() / "trees")
         with ExitStack() as stack:
-            session = stack.enter_context(closing(Session(WorkerProcess(), tunes=True)))
+            session = stack.enter_context(closing(Session(WorkerProcess())))
             load = session.submit(request)  # the worker loads while gradio is imported
             stack.callback(session.cancel, load)  # before the session ends, which is no failure
             _tell_failure(load)

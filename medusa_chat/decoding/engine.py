@@ -8,9 +8,16 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, VerifyInput
 from medusa_chat.decoding.answer import Answer, busy_clock
+from medusa_chat.decoding.budget import Budget, StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
-from medusa_chat.decoding.draft import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
-from medusa_chat.decoding.draft_budget import DraftBudget
+from medusa_chat.decoding.draft import (
+    Autoregressive,
+    Draft,
+    Drafter,
+    Plan,
+    PromptLookup,
+    TreeTensors,
+)
 from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
@@ -44,6 +51,7 @@ class Engine:
         self.eos = eos
         self.name = ""
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
+        self.times: StepTimes | None = None  # learns from every step
         self._busy = busy_clock(self.backbone.device)
         self._ids: list[int] = []  # what the cache holds
 
@@ -51,7 +59,7 @@ class Engine:
         self,
         settings: GenerationSettings,
         tree: Tree,
-        budget: DraftBudget | None = None,
+        budget: Budget | None = None,
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
@@ -124,10 +132,11 @@ class Engine:
                 break
             started, begun = perf_counter(), self._busy()
             state.most = answer.room
-            result, why = self._step(state, known)
+            result, plan = self._step(state, known)
             known = [*result.tokens[1:], result.next_token]
-            busy = self._busy() - begun
-            yield answer.step(known, result, perf_counter() - started, busy, why)
+            busy, seconds = self._busy() - begun, perf_counter() - started
+            self._teach(result, plan, seconds)
+            yield answer.step(known, result, seconds, busy, plan.reason)
         if answer.reason == "error":
             self.backbone.cache.wipe()
         yield answer.finished()
@@ -147,8 +156,8 @@ class Engine:
         finally:
             self._ids = self._ids[: self.backbone.cache.length]
 
-    def _step(self, state: DecodeState, known: Sequence[int]) -> tuple[StepResult, str]:
-        """The next step, and why it drafts so many nodes. known: the tokens since the last step
+    def _step(self, state: DecodeState, known: Sequence[int]) -> tuple[StepResult, Plan]:
+        """The next step, and its plan. known: the tokens since the last step
         (first the prompt), the root last."""
         begun = perf_counter()
         cache, drafter = self.backbone.cache, state.drafter
@@ -158,7 +167,13 @@ class Engine:
         result.heads_seconds += planned
         self._ids += result.tokens if result.is_finite else []
         drafter.learn(result.nodes, result.path)
-        return result, plan.reason
+        return result, plan
+
+    def _teach(self, result: StepResult, plan: Plan, seconds: float) -> None:
+        """Tell the budgets' times how long a step took."""
+        if self.times is not None:
+            drafting = result.heads_seconds
+            self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
 
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

@@ -12,7 +12,6 @@ from medusa_chat.messages import (
     DeviceMemory,
     LoadPhase,
     LoadRequest,
-    ModelInfo,
     Prompt,
     Request,
 )
@@ -26,14 +25,6 @@ class Reply(Request[Event]):
     prompt: Prompt
     settings: GenerationSettings
     drops_oldest: bool = False
-
-
-@dataclass(frozen=True)
-class Tune(Request[ModelInfo]):
-    """Time the model's steps and choose the auto tree by them. The model as it is then comes
-    back, or nothing when the timing was stopped. again: also where the times are known."""
-
-    again: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 class Session:
     """One model and the requests to it, first come first served."""
 
-    def __init__(self, runner: Runner, tunes: bool = False) -> None:
-        """tunes: whether the model's steps are timed once after a load, when nobody asks."""
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.lifecycle = ModelLifecycle(runner)
         self._queue = Queue()
-        self._thread = JobThread(self._queue, self.lifecycle, tunes)
+        self._thread = JobThread(self._queue, self.lifecycle)
         runner.on_gone = self._thread.check_worker
 
     @property

@@ -7,7 +7,15 @@ from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
+from medusa_chat.decoding.events import (
+    DraftRecord,
+    Event,
+    Finished,
+    Learnt,
+    Prefilled,
+    Stats,
+    Step,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -68,7 +76,7 @@ def _require_tree(draft: DraftRecord, path: Sequence[int]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats)):
+    if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats, Learnt)):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

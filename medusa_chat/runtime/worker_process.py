@@ -16,7 +16,7 @@ from typing import Any
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.errors import LoadStopped
 from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Request, V
-from medusa_chat.runtime.requests import Reply, Tune
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.worker_loop import End, Stop, serve
 
@@ -73,7 +73,7 @@ class WorkerProcess:
         what goes on too long after a stop ends with its process."""
         if isinstance(request, LoadRequest) and self.gone() and not self._is_closed:
             self._start()
-        first = {LoadRequest: "find", Reply: "prompt", Tune: ""}  # "": as long as it takes
+        first = {LoadRequest: "find", Reply: "prompt"}
         self._running = running = Running(first.get(type(request), "answer"))
         try:
             for value in self._exchange(request):
