@@ -24,11 +24,9 @@ from support.scripted import ScriptedRunner
 from medusa_chat.decoding.events import Event, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest, Request, V
-from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.runner import Runner
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Reply, Ticket
+from medusa_chat.runtime.runner import Runner, WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 PROMPT = "Count from 1 to 200: 1, 2, 3, 4,"
 SEED = 7

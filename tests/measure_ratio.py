@@ -15,10 +15,10 @@ from support.races import race
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.recordings import Comparison
+from medusa_chat.runtime.compare import Comparison
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 PROMPTS = (
     *("Tell me a story about a cat", "Tell me a story about the sea", "Tell me a story"),

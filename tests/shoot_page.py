@@ -20,8 +20,8 @@ from PIL import Image
 from support.page import CHROMIUM, ask, wait_end
 
 from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.ui.app import PageOptions, open_page
 
 ASSETS = Path(__file__).parents[1] / "assets"

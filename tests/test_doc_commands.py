@@ -18,7 +18,7 @@ from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
 from medusa_chat import paths
 from medusa_chat.cli.main import main
 from medusa_chat.runtime.history import FILE, History, StoredConversation
-from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.stored_conversation import MessageTree
 
 PAGES = [
     ROOT / "README.md",

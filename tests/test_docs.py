@@ -10,7 +10,7 @@ import pytest
 from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
 
 from medusa_chat.bench import NAMED, STUDIES
-from medusa_chat.checkpoints.precision import PRECISIONS
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.settings import ACCEPTANCE_NAMES
 

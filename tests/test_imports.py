@@ -173,13 +173,13 @@ def test_core_knows_no_front_end() -> None:
 
 
 def test_headers_are_read_without_any_package() -> None:
-    for name in ("layouts", "memory_estimate", "model_sizes", "inspection"):
+    for name in ("layouts", "memory_needs", "model_sizes", "inspection"):
         for file in files_of(f"checkpoints.{name}"):
             assert not outside(imported(file)) - {"huggingface_hub"}, file
 
 
-def test_prompts_and_terminal_need_no_package() -> None:
-    for name in ("messages", "cli.prompts", "cli.terminal", "decoding.budget"):
+def test_the_terminal_needs_no_package() -> None:
+    for name in ("messages", "cli.terminal", "decoding.budget"):
         for file in files_of(name):
             assert not outside(imported(file)), name
 
@@ -205,7 +205,7 @@ def _eager(module: str, seen: set[str]) -> None:
 
 def test_page_and_command_line_import_nothing_heavy() -> None:
     """All that is imported with them at the top of a module, however far down."""
-    for start in ("ui.app", "cli.main", "runtime.session", "runtime.worker_process"):
+    for start in ("ui.app", "cli.main", "runtime.session", "runtime.runner"):
         seen: set[str] = set()
         _eager(f"medusa_chat.{start}", seen)
         light = HEAVY - ({"gradio"} if start == "ui.app" else set())
@@ -228,8 +228,7 @@ def test_the_page_starts_without_parsing_the_source_of_gradios_components() -> N
 
 def test_page_itself_knows_no_torch() -> None:
     names = ("ui", "hub", "trees.presets")
-    runtime = ("session", "job_thread", "scheduler", "requests", "model_lifecycle", "runner")
-    runtime += ("in_process", "worker_process", "compare", "history")
+    runtime = ("session", "requests", "model_lifecycle", "runner", "compare", "history")
     names += tuple(f"runtime.{name}" for name in runtime)
     for name in names:
         for file in files_of(name):

@@ -18,7 +18,7 @@ from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import MeasureMemory, Reply
-from medusa_chat.runtime.worker_process import WorkerProcess
+from medusa_chat.runtime.runner import WorkerProcess
 
 CHAT = [{"role": "user", "content": "What is 5 + 99"}]
 TOKENS = 64  # of an answer of the worker

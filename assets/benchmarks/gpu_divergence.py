@@ -12,7 +12,7 @@ from gpu_part import Bench
 from medusa_chat.bench.answers import Run, mean_step, page_run, questions
 from medusa_chat.bench.context import BenchContext, read_model
 from medusa_chat.bench.exactness import MODES, differences
-from medusa_chat.checkpoints.memory import release
+from medusa_chat.checkpoints.devices import release
 from medusa_chat.messages import LoadRequest
 
 QUESTIONS = Path(__file__).parent / "questions.jsonl"

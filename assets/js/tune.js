@@ -89,7 +89,7 @@ function drawGain(data) {
   gain.box.classList.toggle("is-empty", !data);
   if (!data) return say(gain.words, "Needs the cost of a step: send a message.");
   const [nodes, speedup] = data.best;
-  say(gain.words, `Expected tokens over the cost. Of the nodes that the table promises ${percent(data.trust)} were accepted lately, which is counted in.`);
+  say(gain.words, `Expected tokens over the cost. Lately ${percent(data.trust)} of what the drafter promised was accepted, which is counted in.`);
   const values = data.points.map((p) => p[1]);
   plot(gain, {
     x: nodeAxis(data.points.at(-1)[0]),

@@ -15,7 +15,7 @@ from medusa_chat.decoding.events import Finished, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
-from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import resolve
 from medusa_chat.training.conversations import Conversation, read_conversations
 

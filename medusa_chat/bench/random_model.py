@@ -9,10 +9,14 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from medusa_chat.bench.hf_baseline import DTYPES
-from medusa_chat.checkpoints.devices import choose_device, choose_precision
+from medusa_chat.checkpoints.devices import (
+    choose_device,
+    choose_precision,
+    held_bytes,
+    refuse_out_of_memory,
+)
 from medusa_chat.checkpoints.keeping import rounding
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.memory import held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.prepare import is_native, prepare
 from medusa_chat.checkpoints.step_prior import step_prior
 from medusa_chat.decoding.engine import Engine

@@ -1,16 +1,30 @@
-"""Devices: where to compute, and at which precision each device computes fastest."""
+"""Devices: where to compute, with how many threads, how much memory is free, and running out."""
 
+import gc
 import os
 import platform
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import psutil
 import torch
+from torch import nn
 
-from medusa_chat.checkpoints.cpu import cpu_name
-from medusa_chat.checkpoints.gpus import has_nvidia_driver
-from medusa_chat.checkpoints.precision import PRECISIONS
-from medusa_chat.decoding.backends import cpu_threads
-from medusa_chat.errors import DeviceError, UsageError
+from medusa_chat.checkpoints.machine import cpu_name, has_nvidia_driver
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
+from medusa_chat.errors import DeviceError, ModelError, OutOfMemoryError, UsageError
+from medusa_chat.messages import DeviceMemory
+from medusa_chat.units import gb
+
+# Bytes of weights from which one more thread pays: with fewer, synchronising takes longer than the
+# thread saves (2 cores, fp32: one and two threads are equal at 24 MB, two are 1.4 times as fast at
+# 80 MB). In our C library synchronising takes a tenth of the time.
+BYTES_PER_THREAD = 32 * 2**20
+BYTES_PER_NATIVE_THREAD = 4 * 2**20
+
+_most_threads = 0  # torch's default, or one less (`leave_one_core`); 0: not read yet
 
 
 def choose_device(name: str) -> torch.device:
@@ -41,7 +55,7 @@ def describe_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return f"mps ({platform.machine()})"
-    threads = cpu_threads.most()
+    threads = most_threads()
     return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -83,3 +97,145 @@ def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
     if has_fast_bf16():
         return "bf16", "precision bf16: this CPU multiplies it at least twice as fast as fp32"
     return "fp32", "precision fp32: this CPU has no fast bf16"
+
+
+# what torch's allocators say where they raise a plain RuntimeError: CPU on Linux, macOS, Windows;
+# libraries of CUDA; MPS
+SIGNS = (
+    "can't allocate memory",
+    "not enough memory",
+    "DefaultCPUAllocator",
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "MPS backend out of memory",
+)
+
+
+def is_exhausted(error: BaseException | None) -> bool:
+    """Whether an error means that memory ran out, however it is called."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+
+
+@contextmanager
+def refuse_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
+    """Turn out of memory into a refusal; advice: that one line, what was to fit and what would."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, ModelError) as error:
+        if not is_exhausted(error.__cause__ if isinstance(error, ModelError) else error):
+            raise
+        error.__traceback__ = None  # its frames hold what was allocated so far
+        release()
+        raise OutOfMemoryError(advice()) from None
+
+
+def release() -> None:
+    """Give back what nothing refers to: models hold cycles, and CUDA keeps what was freed."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) -> DeviceMemory:
+    """How much memory a device has and how much of it is free.
+
+    held: bytes of a model that will be gone first; they count as free. with_swap: count free swap
+    space of the CPU as free too. MPS shares the CPU's memory.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        pool = torch.cuda.memory_reserved(device) if held else 0  # it holds all of that model
+        return DeviceMemory(str(device), free + pool, total)
+    memory = psutil.virtual_memory()
+    free = min(memory.available + held, memory.total)
+    return DeviceMemory(str(device), free + (_free_swap() if with_swap else 0), memory.total)
+
+
+def _free_swap() -> int:
+    """Bytes; 0 where the system does not tell, as Windows without its performance counters."""
+    try:
+        return int(psutil.swap_memory().free)
+    except Exception:  # psutil passes on whatever the system raises
+        return 0
+
+
+def held_bytes(*modules: Any) -> int:
+    """Bytes of every storage of these modules once: parameters, buffers, what bitsandbytes keeps
+    beside its weights, and weights laid out anew for the CPU. What was offloaded is not counted."""
+    storages: dict[int, int] = {}
+    for module in modules:
+        for part in module.modules():
+            for tensor in _tensors(part):
+                place, size = _storage(tensor)
+                storages[place] = size
+    return sum(storages.values())
+
+
+def _tensors(module: Any) -> Iterable[torch.Tensor]:
+    own = [*module._parameters.values(), *module._buffers.values(), getattr(module, "packed", None)]
+    for tensor in filter(_is_there, own):
+        yield tensor
+        state = getattr(tensor, "quant_state", None)  # bitsandbytes, 4 bit
+        inner = getattr(state, "state2", None)
+        beside = [getattr(s, n, None) for s in (state, inner) for n in ("absmax", "code", "offset")]
+        yield from filter(_is_there, [*beside, getattr(tensor, "SCB", None)])  # SCB: 8 bit
+
+
+def _is_there(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.device.type != "meta"
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """The identity of a storage, and its bytes; oneDNN's storages have no address."""
+    if tensor.layout is not torch.strided:
+        return id(tensor), tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or id(tensor), storage.nbytes()
+
+
+def leave_one_core() -> None:
+    """Keep one core free for the page and the browser.
+
+    Threads that compute wait for each other without sleeping: with a browser that draws on one of
+    two cores, a step of the demo took nine times as long as alone.
+    """
+    global _most_threads
+    _most_threads = max(1, most_threads() - 1)
+
+
+def most_threads() -> int:
+    """The threads that a large model gets."""
+    global _most_threads
+    _most_threads = _most_threads or torch.get_num_threads()
+    return _most_threads
+
+
+def settle_threads(*modules: nn.Module) -> str:
+    """Set torch's threads for steps that read these modules' parameters -> a sentence about it."""
+    size = _bytes_of(modules)
+    threads = min(most_threads(), max(1, round(size / BYTES_PER_THREAD)))
+    torch.set_num_threads(threads)
+    return f"{threads} of {most_threads()} CPU threads; a step reads {gb(size)}"
+
+
+def native_threads(*modules: nn.Module) -> int:
+    """How many threads of our C library read these modules' parameters in a step."""
+    return min(most_threads(), max(1, round(_bytes_of(modules) / BYTES_PER_NATIVE_THREAD)))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads inside. Beside our C library it gets one: more would spin on
+    its cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _bytes_of(modules: Iterable[nn.Module]) -> int:
+    return sum(p.nbytes for module in modules for p in module.parameters())

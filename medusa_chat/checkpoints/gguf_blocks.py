@@ -13,23 +13,23 @@ from torch import Tensor
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.layouts.gguf_types import TYPES
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Blocks, Keep
+from medusa_chat.decoding.backends.native_weights import UNCHANGED, Blocks, WeightStorage
 from medusa_chat.errors import ModelError
 
 Array = np.ndarray
 Parts = tuple[Array, Array, Array | None]  # numbers [n, weights], scales [n, blocks], floors
 
 
-def stored_blocks(found: Checkpoint) -> Keep:
-    """The Keep of weights as the GGUF file has them that the backbone was converted from, where
-    there is one. Raises ModelError."""
+def stored_blocks(found: Checkpoint) -> WeightStorage:
+    """The quantised weights of the GGUF file that the backbone was converted from, where there is
+    one. Raises ModelError."""
     if found.original is None or found.adapter is not None:
-        return AS_IT_IS
+        return UNCHANGED
     return StoredBlocks(GgufWeights.of(found.original, found.weights.config, "bf16"))
 
 
-class StoredBlocks(Keep):
-    """The weights of one file, tensor by tensor: a Keep."""
+class StoredBlocks(WeightStorage):
+    """The quantised weights of one file, tensor by tensor."""
 
     def __init__(self, weights: GgufWeights) -> None:
         super().__init__()

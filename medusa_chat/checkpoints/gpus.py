@@ -4,9 +4,7 @@ The constants are those of an H200, by the steps of a 7B and an 8B (assets/bench
 a GPU"); other GPUs are modelled alike.
 """
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 SHARE = 0.93  # of the data sheet's bandwidth: what large reads reach
@@ -80,8 +78,3 @@ def gpu_of(properties: Any) -> Gpu | None:
     cycles, bandwidth = count * clock * 1e3, 2 * memory * 1e3 * width / 8  # clocks in kHz
     flops = cycle * cycles
     return Gpu(properties.name, flops, bandwidth, cycles) if flops and bandwidth else None
-
-
-def has_nvidia_driver() -> bool:
-    """Whether there is a driver, and with it, most likely, a GPU; torch may be unable to use it."""
-    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))

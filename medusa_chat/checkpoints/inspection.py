@@ -5,17 +5,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.cpu import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
-from medusa_chat.checkpoints.memory_estimate import estimate
-from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
+from medusa_chat.checkpoints.memory_needs import estimate
+from medusa_chat.checkpoints.model_sizes import LONGEST, sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
-from medusa_chat.checkpoints.usual_context import LONGEST
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name

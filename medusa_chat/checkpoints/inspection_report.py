@@ -6,7 +6,7 @@ from typing import Any
 
 from medusa_chat.checkpoints.kept_copies import root
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
-from medusa_chat.checkpoints.memory_estimate import Estimate
+from medusa_chat.checkpoints.memory_needs import Estimate
 from medusa_chat.units import gb, number
 
 CONVERTED = 2  # bytes of a weight of a GGUF file once converted

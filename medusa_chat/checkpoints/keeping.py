@@ -3,23 +3,24 @@
 import torch
 
 from medusa_chat.checkpoints import weights
-from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.device_plan import DevicePlan
 from medusa_chat.checkpoints.gguf_blocks import stored_blocks
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory_estimate import is_rounded
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded
+from medusa_chat.checkpoints.machine import this_cpu
+from medusa_chat.checkpoints.memory_needs import is_rounded
+from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised, WeightStorage
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BITS = {"int8": 8, "nf4": 4}
 
 
-def rounding(precision: str, device: str) -> Keep:
-    """Rounded for a quantised precision where our C multiplies it on this device; else as it is."""
+def rounding(precision: str, device: str) -> WeightStorage:
+    """Quantised for a quantised precision where our C multiplies it on this device; else
+    unchanged."""
     is_ours = device == "cpu" and is_rounded(precision, this_cpu())
-    return Rounded(BITS[precision]) if is_ours else AS_IT_IS
+    return Quantised(BITS[precision]) if is_ours else UNCHANGED
 
 
 def file_dtype(found: Checkpoint) -> torch.dtype | None:
@@ -32,18 +33,18 @@ def file_dtype(found: Checkpoint) -> torch.dtype | None:
     return DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
 
 
-def read_dtype(found: Checkpoint, keep: Keep) -> torch.dtype | None:
+def read_dtype(found: Checkpoint, keep: WeightStorage) -> torch.dtype | None:
     """In what the backbone is read, whatever the precision, so that its weights stay in their files
     until our C packs them; None where they are not packed so. Raises ModelError."""
     return None if keep.dtype is None else file_dtype(found) or torch.bfloat16
 
 
-def keep_of(found: Checkpoint, plan: DevicePlan) -> Keep:
-    """Rounded for a quantised precision, a GGUF file's own numbers in bf16, in fp32 bf16 where the
-    files have it; as it is in all else, and where our C does not multiply. Raises ModelError."""
+def keep_of(found: Checkpoint, plan: DevicePlan) -> WeightStorage:
+    """Quantised for a quantised precision, a GGUF file's own numbers in bf16, widened in fp32 where
+    the files are bf16; else unchanged, as where our C does not multiply. Raises ModelError."""
     rounded = rounding(plan.precision, plan.needs.device)
-    if isinstance(rounded, Rounded):
+    if isinstance(rounded, Quantised):
         return rounded
     if plan.needs.widens(plan.precision) and file_dtype(found) == torch.bfloat16:
-        return Keep(torch.float32)
-    return stored_blocks(found) if plan.is_native and plan.precision == "bf16" else AS_IT_IS
+        return WeightStorage(torch.float32)
+    return stored_blocks(found) if plan.is_native and plan.precision == "bf16" else UNCHANGED

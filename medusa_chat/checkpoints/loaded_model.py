@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from medusa_chat.checkpoints.control_tokens import ControlTokens, Typed
 from medusa_chat.decoding.budget import Budget, StepTimes
-from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.reasoning import Markup, ReasoningReader, State, markup_of
@@ -88,7 +87,7 @@ class LoadedModel:
     def budget(self, drafter: str, expected: Sequence[float], is_cut: bool) -> Budget:
         """The budget of a drafter for the next answer, with what it has learnt."""
         if drafter not in self.budgets:
-            self.budgets[drafter] = Budget(self.times, DEPTH + 1)
+            self.budgets[drafter] = Budget(self.times)
         budget = self.budgets[drafter]
         budget.begin(expected, is_cut)
         return budget

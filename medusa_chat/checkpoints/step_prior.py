@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints.cpu import this_cpu
 from medusa_chat.checkpoints.gpus import Gpu, beside_seconds, gpu_of
-from medusa_chat.checkpoints.memory_estimate import LINEAR, PLAIN
+from medusa_chat.checkpoints.machine import this_cpu
+from medusa_chat.checkpoints.memory_needs import LINEAR, PLAIN, QUANTISED
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
-from medusa_chat.checkpoints.precision import QUANTISED
 from medusa_chat.decoding.budget import StepTimes
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.errors import ModelError

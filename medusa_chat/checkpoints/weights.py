@@ -12,15 +12,15 @@ from transformers import conversion_mapping as layouts
 from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
+from medusa_chat.checkpoints.devices import held_bytes, is_exhausted
 from medusa_chat.checkpoints.generation_config import not_applied, read_generation_config
 from medusa_chat.checkpoints.layouts.folders import model_files
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.layouts.text_part import NAMES, text_part
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory import held_bytes, is_exhausted
-from medusa_chat.checkpoints.precision import QUANTISED
+from medusa_chat.checkpoints.memory_needs import QUANTISED
 from medusa_chat.checkpoints.unread import refuse_unread
-from medusa_chat.decoding.backends.linear4 import hold
+from medusa_chat.decoding.backends.quantised import hold
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError, first_line
 

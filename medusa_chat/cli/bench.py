@@ -1,4 +1,4 @@
-"""`medusa-chat bench`: its options are checked before a model is loaded; then it measures."""
+"""`medusa-chat bench`: checks its options before a model is loaded, measures, prints the rows."""
 
 import json
 import shutil
@@ -19,13 +19,13 @@ from medusa_chat.cli.options import (
     value,
     values_of,
 )
-from medusa_chat.cli.terminal import json_line, progress, refusing, require_folder
+from medusa_chat.cli.terminal import json_line, progress, require_writable, write_errors
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 
 MEASURED = "steps, speed, turns, load, context"
-ASKING = ("drafters", "peers", "exactness")  # --prompts
-# studies of the paper that are scripts of the repository now
+WITH_PROMPTS = ("drafters", "peers", "exactness")
+# studies that are now scripts in the repository
 MOVED = frozenset(
     "ladder trees thresholds temperatures categories hardware assisted reference head-count heads "
     "two-stage report roofline host".split()
@@ -34,7 +34,7 @@ MOVED = frozenset(
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, and where the rows go."""
+    """The studies, and the output."""
 
     tree: TreeName = "auto"
     rounds: Annotated[int, count("Repetitions, interleaved.", min=1)] = 5
@@ -43,12 +43,12 @@ class BenchOptions:
         list[str] | None,
         value(
             "NAME",
-            f"Run this study only; repeatable: {MEASURED}. Run only when named: "
-            f"{', '.join(ASKING)}.",
+            f"Run only this study; repeatable: {MEASURED}. Run only by name: "
+            f"{', '.join(WITH_PROMPTS)}.",
         ),
     ] = None
     shape: Annotated[
-        str | None, value("7b|8b", "Use random weights of this size, no checkpoint.")
+        str | None, value("7b|8b", "Use random weights of this size instead of a checkpoint.")
     ] = None
     layers: Annotated[int | None, count("With --shape: use only N layers.", min=1)] = None
     as_json: AsJson = False
@@ -57,19 +57,23 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class StudyInputs:
-    """What studies read, and how much of it."""
+    """The inputs of studies."""
 
-    prompts: Annotated[Path | None, file_path("Questions in MT-Bench's format.")] = None
+    prompts: Annotated[Path | None, file_path("Questions in the format of MT-Bench.")] = None
     questions: Annotated[
-        int | None, count("With --prompts: ask N of them, evenly spread.", min=1)
+        int | None, count("With --prompts: use N of them, evenly spaced.", min=1)
     ] = None
     nodes: Annotated[int | None, count("With --study exactness: nodes of the tree.", min=2)] = None
     draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
     llama_cpp: Annotated[
-        Path | None, value("PYTHON", "With --study peers: one with llama-cpp-python.")
+        Path | None, value("PYTHON", "With --study peers: a Python that has llama-cpp-python.")
     ] = None
-    vllm: Annotated[Path | None, value("PYTHON", "With --study peers: one with vLLM.")] = None
-    vllm_heads: Annotated[Path | None, folder_path("With --study peers: --no-root heads.")] = None
+    vllm: Annotated[Path | None, value("PYTHON", "With --study peers: a Python that has vLLM.")] = (
+        None
+    )
+    vllm_heads: Annotated[
+        Path | None, folder_path("With --study peers: heads trained with --no-root.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,12 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
     """Measure Medusa against plain decoding and transformers' generate on this machine."""
 
     def run(self) -> None:
-        """Check the options, measure, print the rows and write the files. Raises UsageError."""
+        """Check the options, measure, print and write the rows. Raises UsageError."""
         request = self.load_request()
         refuse_unknown_tree(self.tree)
         _refuse_misplaced(self)
         if self.output is not None:
-            require_folder(self.output, self.prompts)
+            require_writable(self.output, self.prompts)
         _refuse_missing("file", Path.is_file, self.prompts)
         _refuse_missing("program", shutil.which, self.llama_cpp, self.vllm)
         _refuse_missing("folder", Path.is_dir, self.draft, self.vllm_heads)
@@ -91,12 +95,12 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
         result = _measure(request, self)
         print(json_line(result, indent=2) if self.as_json else table(result))
         if self.output is not None:
-            with refusing(self.output):
+            with write_errors(self.output):
                 paths.write_text(self.output, json.dumps(result, indent=2) + "\n")
 
 
 def _measure(request: LoadRequest, options: Bench) -> dict[str, Any]:
-    """The rows, of a checkpoint or of a shape with random weights."""
+    """The rows of a checkpoint, or of random weights."""
     from medusa_chat.bench import run, run_shape
 
     if options.shape is not None:
@@ -120,14 +124,14 @@ def _measure(request: LoadRequest, options: Bench) -> dict[str, Any]:
 
 
 def _refuse_missing(kind: str, is_there: Callable[[Path], object], *given: Path | None) -> None:
-    """Refuse what is not there before hours of measuring."""
+    """Raises UsageError for a missing path, before hours of measuring."""
     for path in filter(None, given):
         if not is_there(path):
             raise UsageError(f"there is no {kind} {path}: check the path")
 
 
 def _refuse_misplaced(options: Bench) -> None:
-    """Refuse studies that moved, and options that the studies asked for would not read."""
+    """Raises UsageError for studies that moved, and for options that the given studies ignore."""
     studies = options.study or ()
     for name in studies:
         if name in MOVED:
@@ -135,13 +139,13 @@ def _refuse_misplaced(options: Bench) -> None:
                 f"the study {name} is a script now: run "
                 f"`python assets/benchmarks/paper/run.py {name}` in a checkout"
             )
-    if not set(studies) & set(ASKING) and (options.prompts or options.questions) is not None:
+    if not set(studies) & set(WITH_PROMPTS) and (options.prompts or options.questions) is not None:
         raise UsageError(
-            f"--prompts and --questions are for the studies {', '.join(ASKING)}: add --study NAME, "
-            "or omit them"
+            f"--prompts and --questions are for the studies {', '.join(WITH_PROMPTS)}: add --study "
+            "NAME, or omit them"
         )
     if options.shape is not None and (options.checkpoint or options.backbone):
-        raise UsageError("--shape has random weights: omit --checkpoint and --backbone")
+        raise UsageError("--shape uses random weights: omit --checkpoint and --backbone")
     if options.shape not in (None, "7b", "8b"):
         raise UsageError(f"shape is {options.shape!r}: choose 7b or 8b")
     if options.shape is None and options.layers is not None:

@@ -1,4 +1,4 @@
-"""`medusa-chat doctor`: facts about this machine, and problems with their remedies."""
+"""`medusa-chat doctor`: this machine's hardware and software, and problems with their remedies."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from typing import Any
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.cpu import cpu_name
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.machine import cpu_name
 from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
 from medusa_chat.cli.terminal import json_line
 from medusa_chat.errors import DeviceError, ModelError, first_line
@@ -41,12 +41,12 @@ DEMO_FILES = (
     "medusa_lm_head.safetensors",
     "medusa_calibration.json",
 )
-NO_COMPILER = "none (decoding in fp32 is faster with gcc or clang, except on Windows)"
+NO_COMPILER = "none (gcc or clang makes decoding on a CPU faster, except on Windows)"
 
 
 @dataclass
 class Report:
-    """Facts by section (name -> value, plain values), and problems, each with its remedy."""
+    """Facts by section and name, and problems, each with its remedy."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -64,13 +64,13 @@ class Report:
 
 
 def _line(fact: str, value: Any) -> str:
-    """A fact as text; memory is in GiB in JSON, and in the units of every other line here."""
+    """A fact as text. JSON has memory in GiB; text has it in the units used everywhere else."""
     if fact.endswith("_gib"):
         return f"{fact.removesuffix('_gib').replace('_', ' ')}: {gb(value * 2**30)}"
-    return f"{fact}: {_shown(value)}"
+    return f"{fact}: {_text(value)}"
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -90,46 +90,91 @@ def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = 
 
 
 def examine() -> Report:
-    """Examine the machine; nothing stays changed and nothing leaves it."""
+    """Examine the machine; changes and sends nothing."""
     report = Report()
     report.sections["program"] = _program()
     report.sections["packages"] = {name: _version(name) for name in PACKAGES}
     report.sections["memory"] = _memory()
     report.sections["folders"] = _folders()
     for folder in paths.unwritable():
-        report.problems.append(f"{folder} cannot be written: free it, or give --data-dir")
+        report.problems.append(
+            f"cannot write to {folder}: change its permissions, or give --data-dir"
+        )
     report.sections["demo checkpoint"] = _demo(report.problems)
     report.sections["cpu"] = {
         "model": cpu_name(),
         "cores": os.cpu_count(),
         "C compiler": " ".join(native_build.compiler() or [NO_COMPILER]),
     }
-    missing = [name for name, found in report.sections["packages"].items() if found is None]
+    missing = [name for name, version in report.sections["packages"].items() if version is None]
     if missing:
         report.problems.append(f"not installed: pip install {' '.join(missing)}")
     if "torch" not in missing:
         try:
-            from medusa_chat.cli import torch_facts
+            report.sections["cpu"] |= processor()
         except (ImportError, OSError) as error:
-            report.problems.append(f"torch is broken ({first_line(error)}): install it again")
+            report.problems.append(f"torch is broken ({first_line(error)}): reinstall it")
             return report
-        report.sections["cpu"] |= torch_facts.processor()
-        report.sections["devices"] = torch_facts.devices(report.problems)
+        report.sections["devices"] = devices(report.problems)
         report.sections["devices"]["step backend"] = _backend(has_cuda(report))
     return report
 
 
 def _backend(is_cuda: bool) -> str:
-    """What runs the steps of a model on this machine's first device."""
+    """What runs decoding steps on this machine's first device."""
     if is_cuda:
-        return "a CUDA graph if a trial at load time finds it right, else torch operators"
+        return "CUDA graphs if the check at the load passes, else torch operators"
     if native_build.compiler() is None:
         return "torch operators"
-    return "our C backend for Llama-like models in fp32 and bf16, else torch operators"
+    return "the native backend (C) for Llama-like models in fp32 and bf16, else torch operators"
+
+
+def processor() -> dict[str, Any]:
+    """What torch reports of the processor. Imports torch."""
+    import torch
+
+    from medusa_chat.checkpoints.devices import has_fast_bf16
+
+    return {
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+        "fast bf16": has_fast_bf16(),
+        "fast fp16": _torch_check("_is_mkldnn_fp16_supported"),
+        "amx": _torch_check("_is_amx_tile_supported"),
+    }
+
+
+def _torch_check(name: str) -> bool | None:
+    """One of torch's private checks; None if this build does not have it."""
+    import torch
+
+    module = torch.cpu if name.startswith("_is_amx") else torch.ops.mkldnn
+    try:
+        return bool(getattr(module, name)())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def devices(problems: list[str]) -> dict[str, Any]:
+    """The devices that torch can use. A remedy for an unusable GPU is added to `problems`."""
+    import torch
+
+    from medusa_chat.checkpoints.devices import cuda_remedy
+    from medusa_chat.checkpoints.machine import has_nvidia_driver
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    problems += cuda_remedy()
+    return {
+        "torch is built for": torch.version.cuda or getattr(torch.version, "hip", None) or "cpu",
+        "nvidia driver": has_nvidia_driver(),
+        "cuda": names,
+        "mps": torch.backends.mps.is_available(),
+    }
 
 
 def has_cuda(report: Report) -> bool:
-    """Whether torch sees a CUDA device."""
+    """Whether torch can use a CUDA device."""
     return bool(report.sections.get("devices", {}).get("cuda"))
 
 
@@ -150,7 +195,7 @@ def _version(package: str) -> str | None:
 
 
 def _memory() -> dict[str, Any]:
-    """GiB, one decimal. psutil comes with accelerate."""
+    """GiB with one decimal. psutil is a dependency of accelerate."""
     facts: dict[str, Any] = {"disk_free_gib": _gib(shutil.disk_usage(paths.PACKAGE).free)}
     try:
         import psutil
@@ -165,9 +210,9 @@ def _gib(count: int) -> float:
 
 
 def _folders() -> dict[str, Any]:
-    """The folders, and why they are where they are."""
-    is_chosen = bool(os.environ.get(paths.DATA_DIR_VARIABLE))
-    origin = "--data-dir" if is_chosen else "platform default"
+    """The folders, and what determines each."""
+    is_set = bool(os.environ.get(paths.DATA_DIR_VARIABLE))
+    origin = "--data-dir" if is_set else "platform default"
     is_installed = paths.asset().is_relative_to(paths.PACKAGE)
     place = "inside the installed package" if is_installed else "beside the package"
     shipped = {"assets": paths.asset(), "presets": paths.preset()}
@@ -182,15 +227,14 @@ def _demo(problems: list[str]) -> dict[str, Any]:
     broken = [name for name in DEMO_FILES if not is_whole(folder / name)]
     if broken:
         problems.append(
-            f"the demo checkpoint is not whole ({', '.join(broken)}): install medusa-chat again, "
-            "or build it with assets/demo/build.py"
+            f"the demo checkpoint is incomplete ({', '.join(broken)}): reinstall medusa-chat, or "
+            "build it with assets/demo/build.py"
         )
     return {"folder": str(folder), "whole": not broken, "missing or broken": broken}
 
 
 def is_whole(file: Path) -> bool:
-    """Whether a file is there and as long as it says: JSON parses, safetensors ends where its
-    header does."""
+    """Whether a file is complete: JSON parses, and safetensors has the length its header says."""
     try:
         if file.suffix == ".safetensors":
             read_header(LocalFolder(file.parent), file.name)

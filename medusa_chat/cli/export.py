@@ -1,4 +1,4 @@
-"""`medusa-chat export`: the heads of a checkpoint for vLLM, and the command that serves them."""
+"""`medusa-chat export`: writes a checkpoint's heads for vLLM, and prints the serving command."""
 
 import shlex
 from collections.abc import Iterator
@@ -31,20 +31,20 @@ FORMATS = ("vllm",)
 
 @dataclass(frozen=True)
 class Export:
-    """Write Medusa heads as vLLM reads them, and print the command that serves them."""
+    """Write Medusa heads in vLLM's format, and print the command that serves them."""
 
     output: Annotated[Path, Argument(metavar="DIR", help="New folder for the export.")]
     checkpoint: Annotated[
         str | None, value(PLACE, "Hub id, folder or GGUF file. Default: the demo.")
     ] = None
     backbone: Backbone = None
-    format: Annotated[str, value("|".join(FORMATS), "Program that reads it.")] = FORMATS[0]
+    format: Annotated[str, value("|".join(FORMATS), "Program to export for.")] = FORMATS[0]
     offline: Offline = False
     data_dir: DataDir = None
     as_json: AsJson = False
 
     def run(self) -> None:
-        """Check the options, write, and print the command."""
+        """Check the options, write the heads, print the command."""
         if self.format not in FORMATS:
             raise UsageError(f"format is {self.format!r}: choose one of {', '.join(FORMATS)}")
         prepare_process(data_dir=self.data_dir, offline=self.offline)
@@ -56,7 +56,7 @@ class Export:
 
 
 def phases(request: LoadRequest, output: Path, written: list["VllmExport"]) -> Iterator[LoadPhase]:
-    """The phases of an export; what was written is added to `written` at the end."""
+    """The phases of an export; the result is appended to `written` at the end."""
     from medusa_chat.checkpoints.vllm_export import export_vllm  # torch takes seconds to import
 
     for phase, export in export_vllm(request, output):
@@ -69,15 +69,15 @@ def to_json(export: "VllmExport") -> dict[str, object]:
 
 
 def lines(export: "VllmExport") -> str:
-    """What was written, the command, and how several GPUs share the work."""
+    """The result, the command, and how to use several GPUs."""
     drafts = f"drafts from {export.tokens:,} of {export.vocabulary:,} tokens"
     return "\n".join(
         [
             f"{export.folder}: {export.heads} heads, {drafts}, {gb(export.bytes)}",
             *export.notes,
-            "serve them (vLLM 0.32 drafts a chain of each head's first choice):",
+            "to serve them (vLLM 0.32 drafts a chain of each head's most probable token):",
             f"  {shlex.join(export.command)}",
-            "on N GPUs add --tensor-parallel-size N, where the model is too large for one, or",
-            "--data-parallel-size N, where one is too slow for all who ask",
+            "on N GPUs, add --tensor-parallel-size N if the model is too large for one, or",
+            "--data-parallel-size N if one is too slow for all requests",
         ]
     )

@@ -1,7 +1,8 @@
-"""The command line: parse, call, print. Results go to stdout, progress and errors to stderr.
+"""The command line: all commands, `inspect`, and the exit code of each kind of error.
 
 Exit codes: 0 ok, 1 unexpected, 2 usage, 3 no usable device, 4 model, 5 out of memory, 6 port in
-use, 130 interrupted. torch, transformers and gradio are imported only where a command needs them.
+use, 130 interrupted. Results go to stdout, progress and errors to stderr. torch, transformers and
+gradio are imported only by the commands that need them.
 """
 
 import errno
@@ -21,7 +22,6 @@ from medusa_chat import __version__
 from medusa_chat.checkpoints import inspection
 from medusa_chat.clean_stream import clean_output
 from medusa_chat.cli.bench import Bench
-from medusa_chat.cli.calibrate import Calibrate
 from medusa_chat.cli.chat import Chat
 from medusa_chat.cli.doctor import doctor
 from medusa_chat.cli.export import Export
@@ -38,16 +38,15 @@ from medusa_chat.cli.options import (
     named,
     prepare_process,
 )
-from medusa_chat.cli.progress_line import note
-from medusa_chat.cli.terminal import json_line
-from medusa_chat.cli.train import Train
+from medusa_chat.cli.terminal import json_line, note
+from medusa_chat.cli.training import Calibrate, Train
 from medusa_chat.cli.ui import Ui
 from medusa_chat.errors import MedusaChatError, ModelError
 from medusa_chat.messages import LoadRequest
 
-UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
+OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 GROUP_FLAGS = ("--help", "--version")
-# Each would silently switch off a protection against malicious files or websites.
+# Each of them silently disables a protection against malicious files or websites.
 WEAKENING_VARIABLES = (
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
     "GRADIO_SHARE",
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _set_streams()
     clean_output()
     try:
-        _end_in_order()
+        _handle_signals()
         command = _parser()(arguments, prog_name="medusa-chat", standalone_mode=False)
         code = (command.run() if isinstance(command, Command) else command) or 0
         sys.stdout.flush()
@@ -93,11 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 5
     except (KeyboardInterrupt, Abort):
         return 130
-    except OSError as error:  # the reader of our output closed it, as `head` does, or it is full
+    except OSError as error:  # our output was closed, for instance by `head`, or its disk is full
         code = error.errno
         if sys.platform == "win32" and code == errno.EINVAL and not sys.stdout.isatty():
-            code = errno.EPIPE  # what Windows calls a pipe without a reader
-        if code not in UNWRITTEN:
+            code = errno.EPIPE  # Windows reports a closed pipe as EINVAL
+        if code not in OUTPUT_ERRORS:
             raise
         if code != errno.EPIPE:
             note(f"cannot write the output: {error.strerror}")
@@ -106,8 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _set_streams() -> None:
-    """Make a stream of what was closed, and of what no terminal reads or writes UTF-8: Windows has
-    an alphabet of 256 characters there."""
+    """Replace closed streams; use UTF-8 for pipes on Windows, whose default is a code page."""
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None and name != "stdin":  # it was closed
@@ -122,13 +120,13 @@ def _set_streams() -> None:
 
 @cache
 def _parser() -> Any:
-    """All commands with their options; `app` itself would make them anew for each command line."""
+    """The parser of all commands; calling `app` would build it again for every command line."""
     return get_command(app)
 
 
-def _end_in_order() -> None:
-    """Let a closed terminal and a plain kill end the command as Ctrl-C does: what is half written
-    is cleared away and the model's process ends. What is to be ignored, as by nohup, still is."""
+def _handle_signals() -> None:
+    """Clean up on SIGHUP and SIGTERM as on Ctrl-C: delete partial files, end the worker process.
+    A signal that is ignored, for instance by nohup, stays ignored."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -141,8 +139,8 @@ def _end_in_order() -> None:
                 signal.signal(number, end)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"medusa-chat {__version__}")
         raise Exit
 
@@ -156,10 +154,10 @@ def start(
         ),
     ] = False,
 ) -> None:
-    """Runs before every command: remove variables that weaken protections."""
+    """Runs before every command: remove environment variables that disable a protection."""
     for name in WEAKENING_VARIABLES:
         if os.environ.pop(name, None) is not None:
-            note(f"the environment variable {name} is ignored: it would weaken a protection")
+            note(f"ignoring the environment variable {name}: it would disable a protection")
 
 
 @app.command()
@@ -187,7 +185,7 @@ def inspect(
     )
     print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if report.problems:
-        raise ModelError(f"{checkpoint} cannot be loaded as it is: {report.problems[0]}")
+        raise ModelError(f"{checkpoint} cannot be loaded: {report.problems[0]}")
 
 
 def _dry_load(request: LoadRequest) -> None:

@@ -21,8 +21,7 @@ from medusa_chat.cli.options import (
     prepare_process,
     value,
 )
-from medusa_chat.cli.progress_line import note, pulling
-from medusa_chat.cli.terminal import json_line
+from medusa_chat.cli.terminal import json_line, note, show_download
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import first_part
 from medusa_chat.hub import (
@@ -40,7 +39,7 @@ from medusa_chat.hub import (
 from medusa_chat.hub.catalog import ModelPreset, model_presets, repo_of
 from medusa_chat.units import gb
 
-# kinds of kept copies, in JSON
+# kind of a kept copy -> its key in JSON
 KINDS = {"quantised": "quantised", "gguf": "converted", "converted": "from_pickles"}
 
 models = Typer(name="models", help="List, search, download and remove checkpoints.")
@@ -73,18 +72,18 @@ def search_models(
     """Search the Hub for checkpoints with Medusa heads."""
     prepare_process(data_dir=data_dir, offline=offline)
     try:
-        found, is_fresh = search(text), True
+        results, is_fresh = search(text), True
     except HubError as error:
-        found, is_fresh = last_search(text), False
-        if not found:
+        results, is_fresh = last_search(text), False
+        if not results:
             raise
-        note(f"{error}; showing the results of the last search")
+        note(f"{error}; these are the results of the last search")
     if as_json:
-        show_json({"fresh": is_fresh, "found": [asdict(repo) for repo in found]})
+        show_json({"fresh": is_fresh, "found": [asdict(repo) for repo in results]})
         return
-    show(found_lines(found))
-    if not found:
-        raise ModelError(f"no repo with {text!r} in its id has Medusa heads: try fewer words")
+    show(result_lines(results))
+    if not results:
+        raise ModelError(f"no repository matching {text!r} has Medusa heads: try fewer words")
 
 
 @models.command("pull")
@@ -96,7 +95,7 @@ def pull_model(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a checkpoint and its backbone; verify and repair existing files."""
+    """Download a checkpoint and its backbone; verify existing files, and repair damaged ones."""
     prepare_process(data_dir=data_dir, offline=offline)
     needs = plan(repo, revision, backbone)
     for line in plan_lines(needs):
@@ -104,32 +103,32 @@ def pull_model(
     require_decodable(needs)
     start, fetched = time.monotonic(), 0
     with closing(pull(needs)) as events:
-        for event in pulling(events):
+        for event in show_download(events):
             fetched = event.done
     result = pulled_row(needs, fetched, time.monotonic() - start)
     if as_json:
         show_json(result)
         return
-    print(f"{repo} is downloaded ({gb(needs.total)}): medusa-chat --checkpoint {repo}")
+    print(f"downloaded {repo} ({gb(needs.total)}); use it with medusa-chat --checkpoint {repo}")
 
 
 @models.command("rm")
 def remove_model(repo: HubId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Delete a checkpoint, and what was quantised or converted of it, from this disk. A file of
-    yours stays, and so does a backbone, because other checkpoints may need it; of heads that ship
-    with medusa-chat the backbone goes."""
+    """Delete a downloaded checkpoint and its quantised or converted copies. Your own files stay,
+    and so does the backbone, because other checkpoints may use it; for heads that are part of
+    medusa-chat, the backbone is deleted."""
     prepare_process(data_dir=data_dir)
-    there = repo_of(repo := first_part(repo))  # of heads that ship the backbone is what was fetched
-    freed = sum(kept_copies.remove(name) for name in {repo, there})
+    downloaded = repo_of(repo := first_part(repo))  # for shipped heads, the backbone
+    freed = sum(kept_copies.remove(name) for name in {repo, downloaded})
     try:
-        freed += remove(there)
+        freed += remove(downloaded)
     except HubError as error:
         if error.kind != "missing" or not freed:
             raise
     if as_json:
         show_json({"id": repo, "freed_bytes": freed})
     else:
-        print(f"{repo} is deleted: {gb(freed)} freed")
+        print(f"deleted {repo}: {gb(freed)} freed")
 
 
 def cached_row(model: CachedModel) -> dict[str, Any]:
@@ -150,17 +149,17 @@ def pulled_row(needs: DownloadPlan, fetched: int, seconds: float) -> dict[str, A
 
 def cached_lines(here: tuple[CachedModel, ...]) -> Iterator[str]:
     yield "on this disk"
-    yield f"  {gb(_shipped_bytes('demo')):>9}  demo  (ships with medusa-chat, with Medusa heads)"
+    yield f"  {gb(_shipped_bytes('demo')):>9}  demo  (part of medusa-chat, with Medusa heads)"
     for preset in model_presets():
         if preset.ships:
             size = gb(_shipped_bytes(preset.ships))
-            yield f"  {size:>9}  {preset.id}  (heads that ship with medusa-chat)"
+            yield f"  {size:>9}  {preset.id}  (heads; part of medusa-chat)"
     for model in here:
         kind = "with Medusa heads" if model.has_heads else "a backbone"
-        state = kind if model.whole else "incomplete: pull it again, or remove it with rm"
+        state = kind if model.whole else "incomplete: run models pull or models rm"
         yield f"  {gb(model.bytes):>9}  {model.id}  ({state})"
     if here:
-        yield f"  {gb(sum(model.bytes for model in here)):>9}  together"
+        yield f"  {gb(sum(model.bytes for model in here)):>9}  in total"
 
 
 def _shipped_bytes(folder: str) -> int:
@@ -173,7 +172,7 @@ def kept_rows(kept: tuple[KeptCopy, ...], kind: str) -> list[dict[str, Any]]:
 
 
 def kept_lines(kept: tuple[KeptCopy, ...]) -> Iterator[str]:
-    """Kept copies, by what they were made for."""
+    """The copies that loads keep, by the model they were made for."""
     if kept:
         yield "converted or quantised copies (medusa-chat models rm deletes them)"
     for one in kept:
@@ -195,16 +194,16 @@ def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]
         yield f"{mark} {size:>9}  {preset.id}  {'; '.join(parts)}"
 
 
-def found_lines(found: list[SearchResult]) -> Iterator[str]:
-    for repo in found:
+def result_lines(results: list[SearchResult]) -> Iterator[str]:
+    for repo in results:
         gated = ", gated" if repo.gated else ""
         yield f"{repo.downloads:>9} downloads  {repo.id}  ({repo.evidence}{gated})"
 
 
 def plan_lines(needs: DownloadPlan) -> Iterator[str]:
-    """The planned downloads, a line for each repo."""
+    """The planned downloads, one line per repo."""
     for part in needs.parts:
-        origin = "the base of these heads: " if part.role == "backbone" else ""
+        origin = "backbone " if part.role == "backbone" else ""
         sizes = f"{gb(part.left)} to download of {gb(part.total)}"
         yield f"{origin}{part.id} at {part.sha[:7]}: {sizes}"
     yield from needs.notes

@@ -1,8 +1,8 @@
-"""Options that several commands share: their types, checks, and the requests they make up.
+"""Options that several commands share: their types, their checks and the load request.
 
 A command is a frozen dataclass: its fields are its options, in the order of `--help`, and `run`
-is what it does. Typer reads the options off the dataclass and builds it from the arguments. A
-dataclass has the fields of its last base first.
+executes it. Typer builds the dataclass from the arguments. The fields of the last base class come
+first.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from typer import Argument, Option
 
 from medusa_chat import paths
-from medusa_chat.checkpoints.precision import PRECISIONS
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import repo_of
 from medusa_chat.hub.dataset import dataset_files
@@ -26,51 +26,53 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
 
 def value(name: str, help: str, **checks: Any) -> Any:
-    """An option with a value, which --help calls by `name`."""
+    """An option with a value; `name` is its placeholder in --help."""
     return Option(metavar=name, help=help, **checks)
 
 
 def count(help: str, **limits: int) -> Any:
-    """An option that is a whole number."""
+    """An option whose value is an integer."""
     return value("N", help, **limits)
 
 
 def file_path(help: str) -> Any:
-    """An option that is the path of a file."""
+    """An option whose value is the path of a file."""
     return value("FILE", help)
 
 
 def folder_path(help: str) -> Any:
-    """An option that is the path of a folder."""
+    """An option whose value is the path of a folder."""
     return value("DIR", help)
 
 
 def flag(name: str, help: str) -> Any:
-    """An option without a value, by its name, or by its name and that of its opposite."""
+    """An option without a value: "--name" or "--name/--no-name"."""
     return Option(name, help=help)
 
 
 AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 TreeName = Annotated[str, value("auto|NAME|FILE", "Draft tree: a preset or a file.")]
-PLACE = "ID|DIR|FILE"  # where a checkpoint or a backbone is: on the Hub, a folder, a GGUF file
-Backbone = Annotated[str | None, value(PLACE, "Use this backbone, not the checkpoint's.")]
+PLACE = "ID|DIR|FILE"  # a checkpoint or backbone: its Hub id, folder or GGUF file
+Backbone = Annotated[str | None, value(PLACE, "Backbone to use instead of the checkpoint's.")]
 
 
-def of_hub(name: str) -> str:
-    """An id as it is. Raises ModelError for the demo, which is neither fetched nor deleted."""
+def hub_id(name: str) -> str:
+    """Returns the id. Raises ModelError for the demo, which is not on the Hub."""
     if name == "demo":
-        raise ModelError("demo ships with medusa-chat: it is always there, in the package")
+        raise ModelError("the demo is part of medusa-chat: it is neither downloaded nor removed")
     return name
 
 
-HUB_ID = "Hub id: owner/name, or owner/name/FILE.gguf."
-HubId = Annotated[str, Argument(metavar="ID", help=HUB_ID, callback=of_hub)]
-Device = Annotated[str, value("auto|cpu|cuda[:N]|mps", "Device that runs the model.")]
+HubId = Annotated[
+    str,
+    Argument(metavar="ID", help="Hub id: owner/name, or owner/name/FILE.gguf.", callback=hub_id),
+]
+Device = Annotated[str, value("auto|cpu|cuda[:N]|mps", "Device for the model.")]
 Offline = Annotated[bool, flag("--offline", "Do not use the network.")]
 DataDir = Annotated[
     Path | None, value("DIR", "Folder for settings, chats and caches.", file_okay=False)
 ]
-# What follows the first file of --data: `--data a.json b.json`.
+# The files after the first in `--data a.json b.json`.
 More = Annotated[list[str] | None, Argument(metavar="", hidden=True)]
 
 
@@ -79,7 +81,7 @@ class Command(Protocol):
     """A command with its options."""
 
     def run(self) -> int | None:
-        """Do it; the exit code, None for 0."""
+        """Execute the command; returns the exit code, None for 0."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class LoadOptions:
 
     checkpoint: Annotated[
         str | None,
-        value(PLACE, "Hub id, folder, GGUF file, smollm2. Default: the backbone, else the demo."),
+        value(PLACE, "Hub id, folder, GGUF file or smollm2. Default: the backbone, else the demo."),
     ] = None
     backbone: Backbone = None
     precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the weights.")] = "auto"
@@ -100,7 +102,7 @@ class LoadOptions:
     data_dir: DataDir = None
 
     def load_request(self) -> LoadRequest:
-        """The request to load the model, after `prepare_process`. Raises UsageError."""
+        """Prepare this process, and return the request to load the model. Raises UsageError."""
         prepare_process(self.device, self.data_dir, self.offline, self.precision)
         return LoadRequest(
             *named(self.checkpoint, self.backbone),
@@ -112,15 +114,18 @@ class LoadOptions:
 
 
 def named(checkpoint: str | None, backbone: str | None) -> tuple[str, str | None]:
-    """The checkpoint and the backbone to use with it: a backbone that is named alone is loaded
-    alone, and without either it is the demo. The name of heads that ship means their base there."""
+    """The checkpoint to load, and the backbone to use instead of its own, if any.
+
+    A backbone without a checkpoint is loaded by itself; without either it is the demo. As a
+    backbone, the name of shipped heads means the model they were trained for.
+    """
     if not checkpoint:
         return backbone or "demo", None
     return checkpoint, backbone and repo_of(backbone)
 
 
 def values_of(options: type, command: object) -> dict[str, Any]:
-    """Values of the fields of the dataclass `options` in a command that inherits them, by name."""
+    """The values that a command has for the fields of the dataclass `options`, by name."""
     return {field.name: getattr(command, field.name) for field in fields(options)}
 
 
@@ -130,10 +135,10 @@ def prepare_process(
     offline: bool = False,
     precision: str = "auto",
 ) -> None:
-    """Check the names of precision and device; set the data folder and the offline mode for this
-    process and its children.
+    """Check precision and device; set data folder and offline mode for this process and its
+    children.
 
-    Call it before huggingface_hub is imported, which reads the offline mode only then. Raises
+    Call it before huggingface_hub is imported, which reads its environment only then. Raises
     UsageError.
     """
     if precision not in PRECISIONS:
@@ -147,13 +152,13 @@ def prepare_process(
 
 
 def refuse_unknown_tree(tree: str, nodes: int | None = None) -> None:
-    """Refuse a tree before the model is loaded, which takes seconds. Raises UsageError."""
+    """Raises UsageError for an unknown tree, before the model is loaded."""
     if tree != "auto":
         load_tree(tree, nodes)
 
 
 def data_paths(data: list[str] | None, more: list[str] | None) -> tuple[Path, ...]:
-    """Local files, and the files of Hub data sets. Raises UsageError, HubError."""
+    """Local files, and the files of datasets on the Hub. Raises UsageError, HubError."""
     files: list[Path] = []
     for name in [*(data or ()), *(more or ())]:
         path = Path(name).expanduser()
@@ -164,6 +169,8 @@ def data_paths(data: list[str] | None, more: list[str] | None) -> tuple[Path, ..
             continue
         is_path = name.startswith((".", "/", "~")) or path.suffix.lower() in DATA_FILES
         if is_path or name.count("/") != 1:
-            raise UsageError(f"there is no file {name}: give a file, or a Hub data set OWNER/NAME")
+            raise UsageError(
+                f"there is no file {name}: give a file, or a dataset on the Hub as OWNER/NAME"
+            )
         files += dataset_files(name)
     return tuple(files)

@@ -1,34 +1,105 @@
-"""The terminal: what a command prints and writes while a model loads and answers.
-
-Answers go to stdout, everything else to stderr.
-"""
+"""The terminal: the text of answers on stdout; progress, notes and figures on stderr."""
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from medusa_chat.clean_stream import clean, exact
-from medusa_chat.cli.progress_line import ProgressLine, note, with_progress
-from medusa_chat.decoding.events import Event, Finished, Prefilled
+from medusa_chat.decoding.events import Event, Finished, Prefilled, Reading, Told
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.hub import DownloadEvent
 from medusa_chat.messages import LoadPhase
 from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
-from medusa_chat.runtime.trace_line import to_json
+from medusa_chat.runtime.traces import to_json
+from medusa_chat.units import transfer
 
+LINE_SECONDS = 10.0  # between progress lines that go to a file
 DIM, BRIGHT = "\033[2m", "\033[22m"
 
 
+# ---- notes and progress ----
+
+
+def note(message: str) -> None:
+    """Print one line to stderr."""
+    print(f"medusa-chat: {_one_line(message)}", file=sys.stderr, flush=True)
+
+
+def progress(message: str) -> None:
+    """Print one line to stderr if it is a terminal: scripts' logs do not get it."""
+    if sys.stderr.isatty():
+        note(message)
+
+
+def _one_line(text: str) -> str:
+    """Join lines: text from a file must not be able to forge a line of ours."""
+    return text.replace("\n", " ")
+
+
+def _erase_line() -> str:
+    """Return to the start of the line and erase it; with spaces on Windows, where some consoles
+    ignore escape codes."""
+    if sys.platform == "win32":
+        return f"\r{' ' * (shutil.get_terminal_size().columns - 1)}\r"
+    return "\r\x1b[K"
+
+
+class ProgressLine:
+    """Progress on stderr: in a terminal one line that is redrawn and finally erased; in a file one
+    line every LINE_SECONDS, since minutes of silence look like a hang."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._printed_at = time.monotonic()
+        self._note = ""
+
+    def show(self, text: str) -> None:
+        """Redraw the line, in a terminal only."""
+        if sys.stderr.isatty():
+            self._is_open = True
+            width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
+            line = clean(_one_line(text))[:width]
+            print(f"{_erase_line()}{line}", end="", file=exact(sys.stderr), flush=True)
+
+    def tell(self, text: str) -> None:
+        """Like `show`; in a file a new line every LINE_SECONDS."""
+        self.show(text)
+        if not self._is_open and time.monotonic() - self._printed_at > LINE_SECONDS:
+            self._printed_at = time.monotonic()
+            note(text)
+
+    def show_bytes(self, phase: LoadPhase) -> None:
+        """The phase's note, once, then bytes, speed and time left."""
+        self.note_once(phase.note)
+        self.tell("  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)]))
+
+    def note_once(self, text: str) -> None:
+        """Print a permanent line, unless it is empty or the same as the last one."""
+        if text and text != self._note:
+            self.clear()
+            self._note = text
+            note(text)
+
+    def clear(self) -> None:
+        """Erase the line."""
+        if self._is_open:
+            self._is_open = False
+            print(_erase_line(), end="", file=exact(sys.stderr), flush=True)
+
+
 def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
-    """Go through the phases. In a terminal one line says how far they are and goes when they are
-    done; verbose: every phase and the model's notes stay there instead."""
+    """Run a load to its end and show its phases. verbose: keep every phase and the model's notes on
+    the screen."""
     line = ProgressLine()
     try:
         for phase in phases:
@@ -46,25 +117,58 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
         line.clear()
 
 
+def show_download(events: Iterable[DownloadEvent]) -> Iterator[DownloadEvent]:
+    """Show the events of a download, and yield them."""
+    line = ProgressLine()
+    for event in events:
+        line.note_once(event.note)
+        line.tell(download_line(event))
+        yield event
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+
+
+def download_line(event: DownloadEvent) -> str:
+    """Bytes, speed, time left and file, on one line."""
+    parts = transfer(event.done, event.total, event.speed)
+    if event.phase in ("check", "wait"):
+        parts.append({"check": "checking existing files", "wait": "waiting"}[event.phase])
+    return "  ".join([*parts, event.file])[:100]
+
+
+def show_reading(events: Iterable[Told]) -> Iterator[Event]:
+    """Show how much of the prompt has been read, and yield all other events."""
+    line = ProgressLine()
+    try:
+        for event in events:
+            if isinstance(event, Reading):
+                line.tell(f"reading: {event.tokens:,} of {event.prompt_tokens:,} tokens")
+                continue
+            line.clear()
+            yield event
+    finally:
+        line.clear()
+
+
+# ---- answers ----
+
+
 def answer(
     runner: Runner, asked: Reply, as_json: bool, trace: TextIO | None, verbose: bool = False
 ) -> tuple[Finished | None, bool]:
-    """Print one answer as it comes. (Its end, None where there was none; whether Ctrl-C stopped
-    it, which it does in order: the trace is whole.)"""
-    last, shown = None, Shown(verbose)
-    with (
-        stopping(runner.stop) as is_stopped,
-        closing(runner.run(asked)) as events,
-    ):
-        for event in with_progress(events):
+    """Print one answer as it is generated. Returns its last event, if there was one, and whether
+    Ctrl-C stopped it (the trace is complete even then)."""
+    last, view = None, AnswerView(verbose)
+    with stopping(runner.stop) as is_stopped, closing(runner.run(asked)) as events:
+        for event in show_reading(events):
             line = json_line(to_json(event)) if as_json or trace is not None else ""
             if trace is not None:
-                with refusing(Path(trace.name)):
+                with write_errors(Path(trace.name)):
                     print(line, file=trace, flush=True)
             if as_json:
                 print(line, flush=True)
             else:
-                shown.show(event)
+                view.show(event)
             if isinstance(event, Finished):
                 last = event
                 if event.reason == "error":
@@ -72,54 +176,56 @@ def answer(
     return last, is_stopped()
 
 
-class Shown:
-    """An answer in the terminal: its text to stdout as it comes, all else to stderr. That is its
-    reasoning, dimmed, the figures at the end, and before it what was chosen, in a terminal where it
-    is verbose, and what of the conversation was not read as it is."""
+class AnswerView:
+    """An answer in the terminal: its text on stdout as it is generated; reasoning (dimmed), the
+    settings (if verbose or not a terminal), notes and final figures on stderr."""
 
     def __init__(self, verbose: bool = False) -> None:
         self._verbose = verbose
-        self._thought = 0  # characters of reasoning
-        self._is_thinking = False
+        self._reasoning_shown = 0  # characters
+        self._is_reasoning = False
 
     def show(self, event: Event) -> None:
-        """Show what an event brings."""
+        """Print what an event adds."""
         if isinstance(event, Prefilled):
-            self._tell_prompt(event)
+            self._show_prefill(event)
         is_last = isinstance(event, Finished)
-        self._think(event.reasoning[self._thought :] if is_last else event.reasoning)
+        self._show_reasoning(
+            event.reasoning[self._reasoning_shown :] if is_last else event.reasoning
+        )
         text = event.tail + "\n" if is_last else event.text
-        if text and self._is_thinking:
-            self._is_thinking = False
+        if text and self._is_reasoning:
+            self._is_reasoning = False
             print("\n", file=sys.stderr, flush=True)
-        is_data = not sys.stdout.isatty()  # for a file or another program, which want it as it is
+        is_data = not sys.stdout.isatty()  # a file or another program gets the exact text
         print(text, end="", file=exact(sys.stdout) if is_data else sys.stdout, flush=True)
         if isinstance(event, Finished):
             print(figures(event), file=sys.stderr, flush=True)
 
-    def _tell_prompt(self, event: Prefilled) -> None:
+    def _show_prefill(self, event: Prefilled) -> None:
         if self._verbose or not sys.stderr.isatty():
-            print(choices(event), file=sys.stderr, flush=True)
+            print(settings_line(event), file=sys.stderr, flush=True)
         if event.left_out:
-            note(f"the context is full: {event.left_out} of the oldest messages are left out")
+            note(f"the context is full: the {event.left_out} oldest messages were left out")
         for sentence in event.notes:
             note(sentence)
 
-    def _think(self, text: str) -> None:
+    def _show_reasoning(self, text: str) -> None:
         if text:
-            self._thought, self._is_thinking = self._thought + len(text), True
+            self._reasoning_shown += len(text)
+            self._is_reasoning = True
             text = f"{DIM}{clean(text)}{BRIGHT}" if sys.stderr.isatty() else clean(text)
             print(text, end="", file=exact(sys.stderr), flush=True)
 
 
 def json_line(value: object, indent: int | None = None) -> str:
-    """A value as JSON in one line, or with an indent for people. No character in it is a control,
-    not even DEL, which JSON lets stand."""
+    """A value as JSON, on one line unless indented. Contains no control character, not even DEL,
+    which JSON allows."""
     separators = (",", ":") if indent is None else None
     return json.dumps(value, indent=indent, separators=separators).replace("\x7f", "\\u007f")
 
 
-def choices(event: Prefilled) -> str:
+def settings_line(event: Prefilled) -> str:
     """One line: which model answers, and how it drafts."""
     chosen = event.settings
     return (
@@ -129,7 +235,7 @@ def choices(event: Prefilled) -> str:
 
 
 def figures(event: Finished) -> str:
-    """One line: how much, how fast, why it ended."""
+    """One line: tokens, steps, speed, and why the answer ended."""
     stats = event.stats
     parts = [f"{stats.new_tokens} tokens", f"{stats.steps} steps"]
     if stats.acceleration_rate is not None:
@@ -142,9 +248,8 @@ def figures(event: Finished) -> str:
 
 @contextmanager
 def stopping(on_stop: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
-    """Yields `is_stopped`, true after the first Ctrl-C, which also calls `on_stop`; a second
-    Ctrl-C interrupts at once. Outside the main thread, where no signals arrive, it stays false.
-    """
+    """Yields `is_stopped`, true after the first Ctrl-C, which also calls `on_stop`; the second
+    Ctrl-C interrupts at once. Does nothing outside the main thread, which alone gets signals."""
     stopped = threading.Event()
 
     def stop(*_: object) -> None:
@@ -162,45 +267,40 @@ def stopping(on_stop: Callable[[], None] = lambda: None) -> Iterator[Callable[[]
         signal.signal(signal.SIGINT, before)
 
 
-def progress(message: str) -> None:
-    """One line on stderr where it is a terminal, so not in the logs of a script."""
-    if sys.stderr.isatty():
-        note(message)
+# ---- output files ----
 
 
 @contextmanager
-def opened(file: Path | None) -> Iterator[TextIO | None]:
-    """The trace file, opened before the model is loaded; None without one. What was in it stays
-    until the model is there."""
+def open_trace(file: Path | None) -> Iterator[TextIO | None]:
+    """The trace file, opened before the model is loaded, with its old content; None for None."""
     if file is None:
         yield None
         return
-    require_folder(file)
-    with refusing(file):
+    require_writable(file)
+    with write_errors(file):
         trace = open(file, "a", encoding="utf-8", newline="\n")
     try:
         yield trace
     finally:
-        with refusing(file):
+        with write_errors(file):
             trace.close()
 
 
-def require_folder(file: Path, *read: Path | None) -> None:
-    """Raises UsageError unless a file of this name can be written, and none of what is read would
-    be lost by it."""
+def require_writable(file: Path, *inputs: Path | None) -> None:
+    """Raises UsageError unless `file` can be written without overwriting one of the inputs."""
     if not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: its folder does not exist")
     if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder")
     if not (os.access(file, os.W_OK) if file.exists() else can_write(file.parent)):
-        raise UsageError(f"cannot write {file}: you may not write there")
-    if file.exists() and any(one and one.exists() and one.samefile(file) for one in read):
-        raise UsageError(f"{file} is what is read: give another file for what is written")
+        raise UsageError(f"cannot write {file}: permission denied")
+    if file.exists() and any(one and one.exists() and one.samefile(file) for one in inputs):
+        raise UsageError(f"{file} is also the input: give another file for the output")
 
 
 @contextmanager
-def refusing(file: Path) -> Iterator[None]:
-    """An OSError while `file` is written becomes a UsageError."""
+def write_errors(file: Path) -> Iterator[None]:
+    """Turn an OSError while `file` is written into a UsageError."""
     try:
         yield
     except OSError as error:

@@ -52,7 +52,7 @@ def merge(
     probabilities = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
         share = _share(shares[node])
-        share *= 1.0 if parent else allowance.sureness
+        share *= 1.0 if parent else allowance.trust
         rate = on_text.get(node)
         share = share * rest.get(parent, 1.0) if rate is None else max(share, rate)
         probabilities.append(probabilities[parent] * share)
@@ -64,7 +64,7 @@ def merge(
     kept = (0, *sorted(order[:count]))
     said = sum(probabilities[node] for node in kept[1:] if node < len(tree))
     made = _part(tree, tokens, shares, guess, on_text, kept)
-    return replace(made, said=said / allowance.sureness)
+    return replace(made, said=said / allowance.trust)
 
 
 def _share(value: float) -> float:

@@ -150,15 +150,13 @@ class Step:
 class Learnt:
     """What the budget of a drafter has learnt by the end of an answer. plain_seconds: of a step
     without a draft; costs[i]: of a step of nodes[i] nodes, its draft included, in plain steps;
-    steps: how many taught it. trust: accepted nodes over those that the average accuracies promise;
-    sureness: over the sum of the heads' own probabilities."""
+    steps: how many taught it. trust: accepted nodes over those that the drafter promised."""
 
     plain_seconds: float
     nodes: tuple[int, ...]
     costs: tuple[float, ...]
     steps: int
     trust: float
-    sureness: float
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from medusa_chat.checkpoints.devices import refuse_out_of_memory
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.memory import refuse_out_of_memory
-from medusa_chat.checkpoints.precision import smaller_precisions
+from medusa_chat.checkpoints.memory_needs import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.draft import Drafter, PromptLookup
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
@@ -16,7 +16,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo, Text
 from medusa_chat.runtime.plain_clock import plain_step_seconds
-from medusa_chat.runtime.prompt_ids import encode, encode_latest, said_so_far
+from medusa_chat.runtime.prompt import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.trees.presets import load_tree
 

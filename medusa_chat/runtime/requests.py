@@ -1,19 +1,24 @@
-"""What a front end can ask of a model, besides LoadRequest and PeekRequest of messages.py.
+"""Requests to a model, and the queue in which they wait for their turn."""
 
-A request goes unchanged from the front end to the worker: `Session.submit` where requests wait
-for their turn (the page), `Runner.run`, `Worker.handle`.
-"""
+import itertools
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, Generic, Literal
 
-from dataclasses import dataclass
-
-from medusa_chat.decoding.events import Event
+from medusa_chat.decoding.events import Event, Reading
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import (
     DeviceMemory,
     LoadPhase,
     LoadRequest,
+    PeekRequest,
     Prompt,
     Request,
+    V,
 )
 
 
@@ -40,3 +45,162 @@ class Switch(Request[LoadPhase]):
     session, which asks its worker for the loads."""
 
     load: LoadRequest
+
+
+MAX_GUESTS = 8  # that wait
+ONE_ANSWER = "another answer of yours is not complete: wait for its end, or stop it"
+OTHERS_WAIT = "other guests are waiting: try again in a moment"
+QUICK = PeekRequest | MeasureMemory  # done at once: nobody is told that they wait for one
+
+
+@dataclass(frozen=True)
+class Stop:
+    """To the worker: end the current request. Ignored when that has ended already."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """From the worker: results of the current request, in order."""
+
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """From the worker: the request has ended. error: why it was refused. is_last: the worker
+    exits now, because its device accepts no more work."""
+
+    error: Exception | None = None
+    is_last: bool = False
+
+
+@dataclass(eq=False)
+class Ticket(Generic[V]):
+    """One request in a session's queue, and what has come of it. Read from any thread.
+
+    trace: what came back so far; only appended to. reading: how much of the prompt is read, while
+    it is. error: why the request failed; said when done
+    is set. has_waited: whether a lost model was loaded before it already. guest: who asks, where
+    the owner does not.
+    first_seconds: from the submission to the first value, waiting included.
+    """
+
+    request: Request[V]
+    guest: str = ""
+    trace: list[V] = field(default_factory=list)
+    reading: Reading | None = None
+    state: Literal["waiting", "running", "finished"] = "waiting"
+    error: str = ""
+    is_cancelled: bool = False
+    has_waited: bool = False
+    submitted_at: float = field(default_factory=time.monotonic)
+    first_seconds: float | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def result(self) -> V | None:
+        """The latest value; None before the first."""
+        return self.trace[-1] if self.trace else None
+
+    def add(self, value: V | Reading) -> None:
+        """Append a value of the request to the trace."""
+        if isinstance(value, Reading):
+            self.reading = value
+            return
+        if not self.trace:
+            self.first_seconds = time.monotonic() - self.submitted_at
+        self.trace.append(value)
+
+    def end(self) -> None:
+        """Mark the request as ended: no value follows."""
+        self.state = "finished"
+        self.done.set()
+
+
+class Queue:
+    """Tickets, first come first served, but the owner's before those of guests; one runs at a
+    time. For any thread.
+
+    changed: its lock, to be held around what belongs together; notified of what comes.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.running: Ticket[Any] | None = None
+        self.is_closed = False
+        self._waiting: deque[Ticket[Any]] = deque()
+
+    def __len__(self) -> int:
+        """The number of tickets that wait."""
+        return len(self._waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something runs that others wait for; a load is told by the model's state."""
+        running = self.running
+        is_over = running is None or running.done.is_set()  # it is released a moment later
+        return not is_over and not isinstance(running.request, QUICK | LoadRequest)
+
+    def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
+        """Append a ticket, or with is_next put it before all that wait. Raises UsageError where
+        the guest who asks has one already, or too many guests wait."""
+        with self.changed:
+            if ticket.guest and not is_next:
+                self._check_guest(ticket.guest)
+            ahead = (not is_next and (ticket.guest or not other.guest) for other in self._waiting)
+            self._waiting.insert(sum(1 for _ in itertools.takewhile(bool, ahead)), ticket)
+            self.changed.notify_all()
+
+    def _check_guest(self, guest: str) -> None:
+        guests = [other.guest for other in self._waiting if other.guest]
+        running = self.running
+        is_running = running is not None and running.guest == guest and not running.done.is_set()
+        if is_running or guest in guests:
+            raise UsageError(ONE_ANSWER)
+        if len(guests) >= MAX_GUESTS:
+            raise UsageError(OTHERS_WAIT)
+
+    def next_ticket(self) -> Ticket[Any] | None:
+        """The next ticket, which runs from now on; None where none waits."""
+        with self.changed:
+            self.running = self._waiting.popleft() if self._waiting else None
+            if self.running is not None:
+                self.running.state = "running"
+            return self.running
+
+    def release(self) -> None:
+        """The ticket that was taken runs no more."""
+        with self.changed:
+            self.running = None
+
+    def remove(self, ticket: Ticket[Any]) -> bool:
+        """Take out a ticket that waits; whether it did."""
+        with self.changed:
+            is_waiting = ticket in self._waiting
+            if is_waiting:
+                self._waiting.remove(ticket)
+            return is_waiting
+
+    def waiting(self, kind: type[Request[Any]] | UnionType) -> list[Ticket[Any]]:
+        """The tickets that wait for requests of a kind."""
+        with self.changed:
+            return [ticket for ticket in self._waiting if isinstance(ticket.request, kind)]
+
+    def position(self, ticket: Ticket[Any]) -> int:
+        """How many requests come before this one; 0 when it runs or has ended."""
+        with self.changed:
+            if ticket not in self._waiting:
+                return 0
+            before = itertools.takewhile(lambda other: other is not ticket, self._waiting)
+            return sum(not isinstance(t.request, QUICK) for t in before) + self.is_busy
+
+    def close(self, why: str) -> None:
+        """End all that wait with an error; what runs is left alone."""
+        with self.changed:
+            self.is_closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self.changed.notify_all()
+        for ticket in waiting:
+            ticket.error = why
+            ticket.end()

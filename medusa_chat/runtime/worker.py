@@ -1,17 +1,27 @@
-"""Worker: holds the model of a process and does what is asked of it. Imports torch."""
+"""Worker: holds the model of a process and carries out requests to it. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from time import perf_counter
 from typing import Any
 
+import torch
+import transformers  # noqa: F401  # imported before the first load asks for it
 from torch import Tensor
 
+from medusa_chat.checkpoints import devices
 from medusa_chat.checkpoints.chat_template import renderer
-from medusa_chat.checkpoints.devices import choose_device
+from medusa_chat.checkpoints.devices import (
+    choose_device,
+    device_memory,
+    refuse_out_of_memory,
+    release,
+)
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.checkpoints.memory import device_memory, refuse_out_of_memory, release
-from medusa_chat.errors import LoadStopped, ModelError
+from medusa_chat.decoding.events import Step
+from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError, first_line, is_panic
 from medusa_chat.messages import (
     BEFORE_READING,
     DeviceMemory,
@@ -23,12 +33,14 @@ from medusa_chat.messages import (
     Request,
 )
 from medusa_chat.runtime.reply import reply
-from medusa_chat.runtime.requests import MeasureMemory, Reply
+from medusa_chat.runtime.requests import End, MeasureMemory, Reply, Stop, Values
+
+BATCH_SECONDS = 0.01  # between two messages to the app
 
 
 class Worker:
-    """The one place where a request becomes a call. loaded: the one model of the process, None
-    before the first load and after one that failed while reading."""
+    """Turns a request into a call. loaded: the one model of the process, None before the first
+    load and after a load that failed while reading."""
 
     def __init__(self) -> None:
         self.loaded: LoadedModel | None = None
@@ -36,8 +48,8 @@ class Worker:
     def handle(
         self, request: Request[Any], should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Any]:
-        """What a request brings, value by value. should_stop is asked between values; closing the
-        iterator stops at once. Raises MedusaChatError for what is refused."""
+        """The results of a request, one by one. should_stop is asked between two of them; closing
+        the iterator stops at once. Raises MedusaChatError for a request that is refused."""
         match request:
             case LoadRequest():
                 yield from self.load(request, should_stop)
@@ -51,11 +63,12 @@ class Worker:
                 raise TypeError(f"a worker cannot handle {type(request).__name__}")
 
     def load(self, request: LoadRequest, should_stop: Callable[[], bool]) -> Iterator[LoadPhase]:
-        """Load phase by phase. The present model stays until the files of the next one are here,
-        and is freed before they are read. Raises ModelError for a checkpoint that is refused, and
-        LoadStopped at the first phase, or progress of a download, where should_stop() is true."""
-        with suppress(OSError):  # the first conversation will say why
-            renderer().start()  # now, so that it has begun before that one comes
+        """Load a model phase by phase. The current model stays until the files of the next one
+        are on disk, and is freed before they are read. Raises ModelError for a checkpoint that is
+        refused, and LoadStopped at the first phase, or progress of a download, at which
+        should_stop() is true."""
+        with suppress(OSError):  # the first conversation will report it
+            renderer().start()  # early: it takes a while, and the first conversation needs it
         with closing(load(request)) as phases:
             for phase, model in phases:
                 if phase.name not in BEFORE_READING:
@@ -71,7 +84,7 @@ class Worker:
         return self.loaded
 
     def measure_memory(self, device: str) -> DeviceMemory:
-        """What the next model may take of a device. Raises DeviceError."""
+        """How much memory of a device the next model may take. Raises DeviceError."""
         held = self.loaded.info.memory_bytes if self.loaded else 0
         return device_memory(choose_device(device), held)
 
@@ -83,31 +96,106 @@ class Worker:
 
     def _stopped(self, request: LoadRequest, phase: LoadPhase) -> str:
         kept = "; what was downloaded is kept" if phase.name == "download" else ""
-        here = f"{self.loaded.info.name} stays loaded" if self.loaded else "no model is loaded"
-        return f"loading {request.checkpoint} was stopped{kept}: {here}"
+        current = f"{self.loaded.info.name} stays loaded" if self.loaded else "no model is loaded"
+        return f"loading {request.checkpoint} was stopped{kept}: {current}"
 
 
 def peek(loaded: LoadedModel, request: PeekRequest) -> Peek:
-    """The most probable tokens after a text, from the backbone and from one of its heads."""
+    """The most probable tokens after a text, by the backbone and by one of its heads."""
     with refuse_out_of_memory(lambda: "out of memory: try a shorter chat"):
-        logits, drafted = loaded.engine.peek(request.token_ids, request.path, request.head)
-    found = _ranked(loaded, logits, request.temperature or 1.0, request)
-    at_head = ((), ()) if drafted is None else _ranked(loaded, drafted, 1.0, request)
-    return Peek(found[0], at_head[0], found[1], at_head[1])
+        logits, head_logits = loaded.engine.peek(request.token_ids, request.path, request.head)
+    top, asked = _ranked(loaded, logits, request.temperature or 1.0, request)
+    if head_logits is None:
+        return Peek(top, (), asked, ())
+    head_top, head_asked = _ranked(loaded, head_logits, 1.0, request)
+    return Peek(top, head_top, asked, head_asked)
 
 
 def _ranked(
     loaded: LoadedModel, logits: Tensor, temperature: float, request: PeekRequest
 ) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
-    """(the first `top`, the tokens asked for), with their probabilities."""
+    """(the `top` most probable tokens, the tokens asked for), with their probabilities."""
     shares = (logits.float() / temperature).softmax(-1).cpu()
     best = shares.topk(min(request.top, len(shares))).indices.tolist()
 
-    def places(tokens: Sequence[int]) -> tuple[Ranked, ...]:
+    def ranked(tokens: Sequence[int]) -> tuple[Ranked, ...]:
         return tuple(
             Ranked(t, loaded.texts(t), float(shares[t]), int((shares > shares[t]).sum()) + 1)
             for t in tokens
         )
 
     known = [token for token in request.tokens if 0 <= token < len(shares)]
-    return places(best), places(known)
+    return ranked(best), ranked(known)
+
+
+def serve_requests(pipe: Connection) -> None:
+    """Take requests and Stops from the pipe, answer each request with Values and one End, until
+    the app closes the pipe or the device fails."""
+    devices.leave_one_core()  # the page, and usually its browser, run beside
+    worker = Worker()
+    with suppress(EOFError, OSError):  # the app has exited
+        while True:
+            request = pipe.recv()
+            if isinstance(request, Stop):
+                continue  # of a request that has ended
+            end = _carry_out(pipe, worker, request)
+            pipe.send(end)
+            if end.is_last:
+                return
+
+
+def _carry_out(pipe: Connection, worker: Any, request: Request[Any]) -> End:
+    """Send the results of a request; how it ended. Raises OSError and EOFError for a broken
+    pipe."""
+    try:
+        _send(pipe, worker.handle(request, lambda: _is_stop_sent(pipe)))
+    except MedusaChatError as error:
+        return End(error)
+    except (OSError, EOFError):
+        raise
+    except Exception as error:  # the session shows it
+        if is_sticky(error):
+            return End(ModelError(f"the GPU reported an error ({first_line(error)})"), is_last=True)
+        return End(RuntimeError(f"{type(error).__name__}: {error}"))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        what = f"the tokenizer of this model fails at this text ({first_line(error)})"
+        return End(ModelError(f"{what}: change the text, or use another checkpoint"))
+    return End()
+
+
+def is_sticky(error: Exception) -> bool:
+    """Whether the device itself failed: then every later call in this CUDA context fails too,
+    until the process ends. Triton may raise an error of its own first; synchronising tells."""
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return True
+    return isinstance(error, torch.AcceleratorError)
+
+
+def _send(pipe: Connection, values: Iterator[Any]) -> None:
+    """Send values as they come, but steps within BATCH_SECONDS of each other together: each
+    message wakes the app's process, and a small model makes a thousand steps a second."""
+    batch: list[Any] = []
+    sent = 0.0
+    try:
+        for value in values:
+            batch.append(value)
+            now = perf_counter()
+            if now - sent >= BATCH_SECONDS or not isinstance(value, Step):
+                pipe.send(Values(batch))
+                batch, sent = [], now
+    finally:
+        if batch:
+            pipe.send(Values(batch))
+
+
+def _is_stop_sent(pipe: Connection) -> bool:
+    """Whether a Stop has arrived since the request began."""
+    while pipe.poll():
+        if isinstance(pipe.recv(), Stop):
+            return True
+    return False

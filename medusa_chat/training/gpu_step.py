@@ -12,7 +12,7 @@ in 16 bits and read again in every step.
 from typing import Literal
 
 from medusa_chat.checkpoints.gpus import beside_seconds
-from medusa_chat.checkpoints.memory_estimate import LINEAR
+from medusa_chat.checkpoints.memory_needs import LINEAR
 from medusa_chat.training.hardware import BYTES, Gpu, ModelShape, attention, linear
 
 Precision = Literal["fp16", "4 bit"]

@@ -5,8 +5,8 @@ import torch
 
 from medusa_chat.checkpoints import devices, load
 from medusa_chat.checkpoints.devices import choose_precision
-from medusa_chat.cli import torch_facts
-from medusa_chat.cli.torch_facts import processor
+from medusa_chat.cli import doctor
+from medusa_chat.cli.doctor import processor
 from medusa_chat.messages import LoadRequest
 
 
@@ -33,7 +33,7 @@ def test_a_gpu_that_torch_cannot_use_is_told_by_doctor(monkeypatch, system, reme
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     problems = []
-    torch_facts.devices(problems)
+    doctor.devices(problems)
     assert remedy in problems[0]
 
 

@@ -16,7 +16,7 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.prompt import encode
 
 CONTROL, USER_DEFINED = 3, 4
 BEGIN, END, USER = (

@@ -25,7 +25,7 @@ from support.pickles import pickles_here  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
 from medusa_chat.checkpoints.inspection import inspect
-from medusa_chat.checkpoints.memory_estimate import estimate
+from medusa_chat.checkpoints.memory_needs import estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone

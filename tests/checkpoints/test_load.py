@@ -18,7 +18,7 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import DeviceError, MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import resolve
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, modeling_utils
 from transformers.core_model_loading import dot_natural_key
 
-from medusa_chat.checkpoints import memory_estimate, weights
+from medusa_chat.checkpoints import memory_needs, weights
 from medusa_chat.decoding.backends.replacements import replace_submodules
 
 SCALE = 8  # of each side of the matrices that are quantised on this CPU
@@ -76,7 +76,7 @@ def merged(recorded: Recorded, model) -> CachingAllocator:
 
 def estimated(config: LlamaConfig, precision: str) -> int:
     """Bytes of the weights and of the gaps between them."""
-    parts = memory_estimate.estimate(config.to_dict(), None, precision, 2048, 64)
+    parts = memory_needs.estimate(config.to_dict(), None, precision, 2048, 64)
     return parts.weights + parts.gaps
 
 

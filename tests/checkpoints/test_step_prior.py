@@ -7,8 +7,8 @@ import torch
 from support.inspected import VICUNA
 
 from medusa_chat.checkpoints import step_prior as prior
-from medusa_chat.checkpoints.cpu import Cpu
 from medusa_chat.checkpoints.gpus import GPUS, Gpu, gpu_of
+from medusa_chat.checkpoints.machine import Cpu
 from medusa_chat.checkpoints.step_prior import step_prior
 from medusa_chat.trees.auto_tree import best_size, rank_accuracies, source_tree
 from medusa_chat.trees.expected_length import expected_lengths

@@ -28,9 +28,8 @@ from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.hub.catalog import known_template, model_presets
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.requests import MeasureMemory, Reply
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.runner import InProcess, WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 BASE = "someone/base"
 HEADS = "someone/medusa-heads"
@@ -215,7 +214,7 @@ def test_a_refused_id_leaves_the_old_model_and_says_why(child: Session) -> None:
 def test_a_load_inside_one_long_call_is_ended_with_its_process(
     child: Session, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"find": 0.2})
+    monkeypatch.setattr("medusa_chat.runtime.runner.PATIENCE", {"find": 0.2})
     assert isinstance(child.runner, WorkerProcess) and child.runner.pid
     ask(child, MeasureMemory())  # and all that was asked before has ended
     os.kill(child.runner.pid, signal.SIGSTOP)  # it heeds nothing any more

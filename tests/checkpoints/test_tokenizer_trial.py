@@ -11,7 +11,7 @@ from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
-from medusa_chat.runtime import worker_loop
+from medusa_chat.runtime import worker
 
 BYTES = json.loads(byte_tokenizer().backend_tokenizer.to_str())
 
@@ -125,7 +125,7 @@ def test_a_panic_is_the_error_of_its_message_and_the_worker_goes_on():
             yield broken.encode(request).ids
 
     ours, theirs = multiprocessing.Pipe()
-    end = worker_loop._handled(Panicking(), "hello", theirs)
+    end = worker._carry_out(theirs, Panicking(), "hello")
     assert isinstance(end.error, ModelError) and not end.is_last
     assert "the tokenizer of this model fails at this text" in str(end.error)
     assert not ours.poll()

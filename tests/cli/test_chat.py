@@ -89,14 +89,14 @@ def test_a_message_that_does_not_fit_is_told_and_forgotten(monkeypatch, capsys):
 def test_what_the_context_has_no_room_for_is_told(monkeypatch, capsys):
     options = ["--max-context", "160", "--max-new-tokens", "40"]
     told = talk(monkeypatch, capsys, *[STORY, TEA] * 3, options=options)
-    assert "of the oldest messages are left out" in told.err
+    assert "oldest messages were left out" in told.err
     assert told.out.count("Here is how to make tea") == 3
 
 
 @pytest.mark.parametrize(("system", "keys"), [("win32", "Ctrl-Z, Enter"), ("linux", "Ctrl-D")])
 def test_the_help_names_the_keys_that_end_the_input_here(monkeypatch, system, keys):
     monkeypatch.setattr(sys, "platform", system)
-    assert f"/quit or {keys} ends" in runpy.run_path(chat.__file__)["HELP"]
+    assert f"/quit or {keys} quits" in runpy.run_path(chat.__file__)["HELP"]
 
 
 def test_reasoning_is_told_beside_the_answer_and_kept_apart(scripted, monkeypatch, capsys):

@@ -18,10 +18,10 @@ import pytest
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
-from medusa_chat.cli import chat, doctor, generate, train, ui
+from medusa_chat.cli import chat, doctor, generate, training, ui
+from medusa_chat.cli.generate import read_prompts
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
 from medusa_chat.cli.options import named
-from medusa_chat.cli.prompts import read_prompts
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import (
@@ -36,7 +36,7 @@ from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo, Prompt, Requ
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import NO_STATS
-from medusa_chat.runtime.trace_line import from_json
+from medusa_chat.runtime.traces import from_json
 from medusa_chat.training.recipe import TrainRequest, read_recipe
 
 MODEL = ModelInfo("demo", "llama", "fp32", "cpu", 1, 3, 64, "sparse-8", 8, "", 1, ("note",))
@@ -264,7 +264,7 @@ def test_what_is_read_is_not_written_over(
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "x"}\n', "utf-8")
     code, line = refused(capsys, *command, str(file), "--prompts", str(file))
-    assert code == 2 and "is what is read" in line
+    assert code == 2 and "is also the input" in line
     assert file.read_text("utf-8") == '{"prompt": "x"}\n'
 
 
@@ -409,10 +409,10 @@ def test_exactly_one_source_of_the_prompt(
         ("--messages", b"[3]", "message 1"),
         ("--messages", b'[{"role": "user"}]', "message 1"),
         ("--messages", b'[{"role": "user", "content": "x", "path": "/"}]', "message 1"),
-        ("--messages", b'[{"role": "user", "content": {"path": "/"}}]', "content is not a text"),
+        ("--messages", b'[{"role": "user", "content": {"path": "/"}}]', "content must be a string"),
         ("--messages", b'[{"role": "tool", "content": "x"}]', "role is 'tool'"),
         ("--messages", b'[{"role": ["user"], "content": "x"}]', "role is ['user']"),
-        ("--messages", b'[{"role": "assistant", "content": "x"}]', "must be the user's"),
+        ("--messages", b'[{"role": "assistant", "content": "x"}]', "must have the role user"),
         ("--messages", b'[{"role": "user", "content": " "}]', "message 1 is empty"),
         ("--prompts", b"", "no prompts"),
         ("--prompts", b'{"prompt": "x"}\nnonsense', "line 2 is not JSON"),
@@ -573,10 +573,6 @@ def test_doctor_says_what_is_here(capsys: Any) -> None:
 def test_doctor_reports_where_torch_cannot_be_imported(
     capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import medusa_chat.cli as package
-
-    monkeypatch.delattr(package, "torch_facts", raising=False)
-    monkeypatch.delitem(sys.modules, "medusa_chat.cli.torch_facts", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)  # an ImportError
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -619,7 +615,7 @@ def test_every_option_of_a_recipe_reaches_the_recipe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[TrainRequest] = []
-    monkeypatch.setattr(train, "run_training", lambda request, as_json: asked.append(request))
+    monkeypatch.setattr(training, "run_training", lambda request, as_json: asked.append(request))
     changes = {
         **{"method": "medusa-2", "heads": 4, "head_layers": 2, "own_lm_head": True},
         **{"root": True},
@@ -628,7 +624,7 @@ def test_every_option_of_a_recipe_reaches_the_recipe(
         **{"lambda0": 0.3, "lambda0_schedule": "sine", "decay": 0.7, "warmup_steps": 5},
         **{"lora_rank": 6, "lora_alpha": 8, "lora_dropout": 0.5, "seed": 9},
     }
-    assert list(changes) == [field.name for field in fields(train.RecipeOptions)]
+    assert list(changes) == [field.name for field in fields(training.RecipeOptions)]
     options: list[str] = []
     for name, value in changes.items():
         option = f"--{name.replace('_', '-')}"

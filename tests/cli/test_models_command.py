@@ -124,7 +124,7 @@ def test_what_was_pulled_decodes_offline(server: Hub, tmp_path: Path) -> None:
     assert told["fetched_bytes"] == told["total_bytes"] > 10_000
     pulled = run(server, tmp_path, "models", "pull", TINY_HEADS)
     assert pulled.returncode == 0, pulled.stderr
-    assert f"the base of these heads: {TINY_BASE}" in pulled.stderr
+    assert f"backbone {TINY_BASE}" in pulled.stderr
     asked = ("--prompt", "hello", "--json", "--max-new-tokens", "8", "--tree", "dense-2-2")
     whole = ("generate", "--checkpoint", TINY, *asked, "--offline")
     heads = ("generate", "--checkpoint", TINY_HEADS, "--backbone", TINY_BASE, *asked, "--offline")
@@ -236,7 +236,7 @@ def test_list_search_and_rm_in_json(here: Hub, capsys: Any) -> None:
 
 def test_list_search_and_rm_for_a_reader(here: Hub, capsys: Any) -> None:
     assert main(["models", "list"]) == 0
-    assert "demo  (ships with medusa-chat" in capsys.readouterr().out
+    assert "demo  (part of medusa-chat" in capsys.readouterr().out
     assert main(["models", "pull", WHOLE]) == 0
     out, err = capsys.readouterr()
     assert f"medusa-chat --checkpoint {WHOLE}" in out and "to download of" in err
@@ -317,7 +317,7 @@ def test_a_terminal_sees_one_line_that_changes(
 
 
 def test_progress_says_bytes_speed_and_time() -> None:
-    from medusa_chat.cli.progress_line import download_line
+    from medusa_chat.cli.terminal import download_line
     from medusa_chat.units import clock, number
 
     event = hub.DownloadEvent("download", "model.safetensors", 25 * MB, 100 * MB, 5e6, 15.0)
@@ -337,7 +337,7 @@ def test_of_heads_that_ship_the_backbone_is_what_is_pulled_listed_and_removed(
     here.repos[SHIPPED_BASE] = HubRepo(here.repos[TINY_BASE].files)
     assert main(["models", "list"]) == 0
     listed = capsys.readouterr().out
-    assert f"{SHIPPED}  (heads that ship with medusa-chat)" in listed
+    assert f"{SHIPPED}  (heads; part of medusa-chat)" in listed
     assert main(["models", "pull", SHIPPED, "--json"]) == 0
     pulled = json.loads(capsys.readouterr().out)
     assert pulled["base"] == SHIPPED_BASE and list(pulled["folders"]) == [SHIPPED_BASE]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 
 from medusa_chat.cli import generate
 from medusa_chat.cli.main import main
-from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.terminal import note
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Stats, Step
 from medusa_chat.messages import LoadPhase, ModelInfo, Request
-from medusa_chat.runtime import worker_loop
+from medusa_chat.runtime import runner, worker
 from medusa_chat.runtime.requests import Reply
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
@@ -208,13 +209,13 @@ def test_a_warning_of_a_package_is_not_obeyed(capsys: pytest.CaptureFixture[str]
 def test_the_model_s_process_prints_nothing_that_a_terminal_obeys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def heavy() -> None:
+    def printing(pipe: Connection) -> None:
         print(EVIL, file=sys.stderr)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker_loop, "_import_heavy_packages", heavy)
+    monkeypatch.setattr(worker, "serve_requests", printing)
     monkeypatch.setattr(sys, "stderr", sys.stderr)  # put back after the test
-    worker_loop.serve(Pipe()[0])
+    runner.serve(Pipe()[0])
     assert obeyed(capsys.readouterr().err) == set()
 
 

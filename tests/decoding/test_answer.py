@@ -12,7 +12,7 @@ from medusa_chat.decoding.answer import Answer
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.step import StepResult
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.traces import from_json, to_json
 
 TOKENIZER = byte_tokenizer()
 

@@ -20,7 +20,7 @@ from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import chain
 
 FREE = Allowance(64, "")
@@ -226,10 +226,10 @@ def test_nodes_of_the_text_do_not_change_the_trust_in_the_heads():
     budget = budget_of(0.1)
     budget.allow(SURE)
     budget.record(5, 5, True, 5)
-    assert budget.trust == 1.0
+    assert budget.trust == pytest.approx(budgets.TRUST)
     budget.allow((0.4,))
     budget.record(5, 4, True, 1)
-    assert budget.trust < 1.0
+    assert budget.trust < budgets.TRUST
 
 
 def test_the_text_neither_spends_nor_earns_what_trials_of_the_heads_may_cost():
@@ -242,11 +242,12 @@ def test_the_text_neither_spends_nor_earns_what_trials_of_the_heads_may_cost():
         return count
 
     budget = budget_of(0.8)  # what the heads draft never pays, what the text offers does
-    some = failed(budget, 5)
+    some = failed(budget, 1)
     for _ in range(20):
         nodes = budget.allow(SURE).nodes
         budget.record(nodes, nodes, True, 1)
-    assert some + failed(budget) == failed(budget_of(0.8)) > some
+    fresh = failed(budget_of(0.8))
+    assert some < fresh <= some + failed(budget) <= fresh + 1
 
 
 def test_what_a_friendly_text_earned_is_not_spent_on_a_hostile_one():
@@ -257,7 +258,7 @@ def test_what_a_friendly_text_earned_is_not_spent_on_a_hostile_one():
         nodes = budget.allow(SURE).nodes
         budget.record(nodes, 1, nodes > 1, 1)
         lost += budget._by_text[nodes - 1] - 1
-    assert 0 < lost <= 200 * budgets.SHARE + budget._most
+    assert 0 < lost <= 200 * budgets.SHARE + budgets.CREDIT
 
 
 @given(
@@ -284,7 +285,7 @@ def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
         spent += costs[min(nodes, len(costs)) - 1]
         budget.record(nodes, given, nodes > 1, given)
         plain += given
-    assert spent <= (1 + budgets.SHARE) * plain + budget._most + 1e-9
+    assert spent <= (1 + budgets.SHARE) * plain + budgets.CREDIT + 1e-9
 
 
 # Answers.
@@ -301,7 +302,7 @@ class Tuned(Budget):
     """Of cheap nodes, that cuts drafts."""
 
     def __init__(self, per_node=0.02):
-        super().__init__(times_of(per_node), DEPTH + 1)
+        super().__init__(times_of(per_node))
         self.begin(EXPECTED[:4], True)
 
 

@@ -13,13 +13,12 @@ from support.step_costs import EXPECTED, TREE, budget_of, times_of
 
 from medusa_chat.decoding import budget as budgets
 from medusa_chat.decoding.budget import Allowance, Budget
-from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import chain
 
 CANDIDATES = Tree.from_choices(
@@ -89,7 +88,7 @@ class Always(Budget):
     """One that allows a draft at every step."""
 
     def __init__(self, rate=0.7):
-        super().__init__(times_of(0.01), DEPTH + 1)
+        super().__init__(times_of(0.01))
         self.begin(EXPECTED[:4], True)
         self.rate = rate
 
@@ -186,10 +185,10 @@ def spend(budget: Budget, texts):
 @pytest.mark.parametrize("sure", [0.5, 0.95])
 def test_a_text_that_no_head_foresees_falls_to_plain_decoding(sure):
     """Even where the heads are sure of it; it is tried again as seldom as the share allows."""
-    budget = budget_of(0.25)
+    budget = budget_of(0.25, draft=0.15)
     spent, plain, sizes = spend(budget, [(sure, 1)] * 600)
     assert sizes[0] > 1 and plain / spent > 0.97
-    assert sizes[100:].count(0) > 0.9 * 500 and max(sizes[100:]) > 1
+    assert sizes[100:].count(0) >= 0.9 * 500 and max(sizes[100:]) > 1
 
 
 def test_a_text_that_turns_friendly_is_drafted_again_at_once():
@@ -207,7 +206,7 @@ def test_what_was_earned_is_spent_in_the_next_answer():
 
 def test_of_sure_guesses_more_is_drafted_than_usual_and_of_unsure_ones_less():
     budget = budget_of(0.1)
-    *_, sizes = spend(budget, [(0.95, 4), (0.3, 1), (0.05, 1)])
+    *_, sizes = spend(budget, [(0.95, 4), (0.25, 1), (0.05, 1)])
     assert sizes[0] > 4 >= sizes[1] > sizes[2] == 1
 
 

@@ -24,7 +24,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, ModelError, UsageError
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.traces import from_json, to_json
 from medusa_chat.trees.shapes import cartesian, chain
 
 IMPLEMENTATIONS = ("medusa_tree", "eager")

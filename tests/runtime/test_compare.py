@@ -12,11 +12,9 @@ from medusa_chat.decoding.events import DraftRecord, Finished, Prefilled, Stats,
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Fresh, LoadRequest
-from medusa_chat.runtime.compare import WARM_UP_TOKENS, Progress
-from medusa_chat.runtime.recordings import Comparison, Recording, compared
-from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.compare import WARM_UP_TOKENS, Comparison, Progress, Recording, compared
+from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.runner import InProcess
-from medusa_chat.runtime.scheduler import Ticket
 from medusa_chat.runtime.session import Session
 
 

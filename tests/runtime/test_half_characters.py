@@ -6,7 +6,7 @@ import pytest
 from support.tokenizers import byte_tokenizer
 
 from medusa_chat.decoding.events import Finished, Stats
-from medusa_chat.runtime.prompt_ids import PromptIds, said_so_far
+from medusa_chat.runtime.prompt import PromptIds, said_so_far
 
 
 @pytest.mark.parametrize(("left_off", "is_kept"), [(0, True), (1, False)])

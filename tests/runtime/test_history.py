@@ -13,10 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from medusa_chat.runtime import history_file
+from medusa_chat.runtime import history as module
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.stored_conversation import MAX_TITLE, StoredConversation
+from medusa_chat.runtime.stored_conversation import MAX_TITLE, MessageTree, StoredConversation
 
 TALK = ({"role": "user", "content": "مرحبا 👋"}, {"role": "assistant", "content": "a\n\nb"})
 SETTINGS = {"temperature": 0.5}
@@ -143,7 +142,7 @@ def test_two_programs_mend_a_file_one_after_the_other(history, told, monkeypatch
     history.save("old", KEPT)
     history.file.write_bytes(b"\xff" * 200 + history.file.read_bytes()[200:])
     other, is_there = History(history.file, told.append), threading.Event()
-    is_sound, lock = history_file._is_sound, history_file.FileLock
+    is_sound, lock = module._is_sound, module.FileLock
     beside = threading.Thread(target=lambda: (other.save("b", KEPT), is_there.set()))
 
     def looking(file):
@@ -158,8 +157,8 @@ def test_two_programs_mend_a_file_one_after_the_other(history, told, monkeypatch
             is_there.set()
         return lock(name)
 
-    monkeypatch.setattr(history_file, "_is_sound", looking)
-    monkeypatch.setattr(history_file, "FileLock", locking)
+    monkeypatch.setattr(module, "_is_sound", looking)
+    monkeypatch.setattr(module, "FileLock", locking)
     assert history.save("a", KEPT)
     beside.join(60)
     assert {one.id for one in history.listed()} == {"a", "b", "old"} and len(told) == 1
@@ -179,7 +178,7 @@ def test_a_damaged_byte_costs_a_character_and_no_list(history, told, where):
 
 def schema_bytes():
     """Where the text of the schema stands in a file, in steps that come to every part of it."""
-    schema = f"{history_file.TABLE}{history_file.INDEX}"
+    schema = f"{module.TABLE}{module.INDEX}"
     return range(4096 - len(schema), 4096, 29)
 
 
@@ -369,7 +368,7 @@ def test_a_program_that_is_killed_while_it_adds_has_added_nothing(history):
         import os, signal, sys
         from pathlib import Path
         from medusa_chat.runtime import history
-        from medusa_chat.runtime.message_tree import MessageTree
+        from medusa_chat.runtime.stored_conversation import MessageTree
         from medusa_chat.runtime.stored_conversation import StoredConversation
 
         class Deadly(StoredConversation):

@@ -9,7 +9,7 @@ from medusa_chat.decoding.events import Finished, Prefilled
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.prompt_ids import encode, encode_latest
+from medusa_chat.runtime.prompt import encode, encode_latest
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from medusa_chat.runtime.answer_figures import AnswerFigures
-from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.stored_conversation import MessageTree
 
 
 def conversation():
@@ -59,7 +59,7 @@ def test_only_what_was_measured_is_told_of_an_answer(figures, line):
 
 
 def test_ids_only_grow_whatever_the_clock_does(monkeypatch):
-    monkeypatch.setattr("medusa_chat.runtime.message_tree.time_ns", lambda: 5_000_000)
+    monkeypatch.setattr("medusa_chat.runtime.stored_conversation.time_ns", lambda: 5_000_000)
     tree = conversation()
     one, two, three = tree.said
     assert 5000 <= one < two < three < 8010
@@ -84,7 +84,7 @@ def test_two_programs_that_went_on_from_one_tree_are_put_together():
 
 
 def test_two_messages_have_two_ids_where_the_clock_is_behind(monkeypatch):
-    monkeypatch.setattr("medusa_chat.runtime.message_tree.time_ns", lambda: 5_000_000)
+    monkeypatch.setattr("medusa_chat.runtime.stored_conversation.time_ns", lambda: 5_000_000)
     base = conversation()
     made = {base.plus("user", str(number)).leaf for number in range(40)}
     assert len(made) > 20 and min(made) > base.made

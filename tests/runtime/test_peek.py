@@ -16,9 +16,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest, Peek, PeekRequest
 from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.runner import InProcess
+from medusa_chat.runtime.runner import InProcess, WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 from medusa_chat.ui.chat import node_card as ui_peek
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.node_card import card_line, peek_request, text_before

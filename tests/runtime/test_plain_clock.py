@@ -13,7 +13,7 @@ from medusa_chat.runtime import plain_clock
 from medusa_chat.runtime import reply as replies
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.trace_line import from_json, to_json
+from medusa_chat.runtime.traces import from_json, to_json
 
 TALK = [{"role": "user", "content": "Tell me a story"}]
 

@@ -23,7 +23,7 @@ from medusa_chat.decoding.budget import StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
-from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
 

@@ -8,8 +8,8 @@ from medusa_chat.checkpoints.control_tokens import ControlTokens
 from medusa_chat.checkpoints.load import load
 from medusa_chat.errors import ContextError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime import prompt_length
-from medusa_chat.runtime.prompt_ids import encode, encode_latest
+from medusa_chat.runtime import prompt as prompts
+from medusa_chat.runtime.prompt import encode, encode_latest
 
 CONTEXT = 256
 
@@ -70,8 +70,8 @@ def test_millions_of_characters_are_refused_before_they_are_tokenised(tokenised,
 
 
 def test_what_the_context_may_hold_by_its_characters_is_counted_in_parts(tokenised, monkeypatch):
-    monkeypatch.setattr(prompt_length, "PART", 100)
-    monkeypatch.setattr(prompt_length, "MANY", 0)
+    monkeypatch.setattr(prompts, "PART", 100)
+    monkeypatch.setattr(prompts, "MANY", 0)
     counted, sizes = tokenised
     with pytest.raises(ContextError, match="more than 512 tokens and the context holds 256"):
         encode(counted, "z" * longest(counted) * CONTEXT)
@@ -80,8 +80,8 @@ def test_what_the_context_may_hold_by_its_characters_is_counted_in_parts(tokenis
 
 def test_what_fits_is_never_refused(tokenised, monkeypatch):
     """The longest text that the context holds: its longest token, repeated."""
-    monkeypatch.setattr(prompt_length, "PART", 100)
-    monkeypatch.setattr(prompt_length, "MANY", 0)
+    monkeypatch.setattr(prompts, "PART", 100)
+    monkeypatch.setattr(prompts, "MANY", 0)
     counted, _ = tokenised
     texts = (counted.tokenizer.decode(id) for id in counted.tokenizer.get_vocab().values())
     word = max((text for text in texts if text.startswith(" ")), key=len)
@@ -91,8 +91,8 @@ def test_what_fits_is_never_refused(tokenised, monkeypatch):
 
 
 def test_a_conversation_too_long_to_be_counted_goes_on_from_its_end(model, monkeypatch):
-    monkeypatch.setattr(prompt_length, "PART", 100)
-    monkeypatch.setattr(prompt_length, "MANY", 0)
+    monkeypatch.setattr(prompts, "PART", 100)
+    monkeypatch.setattr(prompts, "MANY", 0)
     messages = talk(400)
     with pytest.raises(ContextError, match="start a new chat"):
         encode(model, messages)

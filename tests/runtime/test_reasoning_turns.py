@@ -15,10 +15,10 @@ from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.reasoning import HARMONY_MARKERS
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
+from medusa_chat.runtime.stored_conversation import MessageTree
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

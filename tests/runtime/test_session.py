@@ -16,11 +16,9 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
 from medusa_chat.runtime import model_lifecycle
-from medusa_chat.runtime.requests import Reply, Switch
-from medusa_chat.runtime.runner import InProcess, WorkerGone
-from medusa_chat.runtime.scheduler import MAX_GUESTS, Queue, Ticket
+from medusa_chat.runtime.requests import MAX_GUESTS, Queue, Reply, Switch, Ticket
+from medusa_chat.runtime.runner import InProcess, WorkerGone, WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 SETTINGS = GenerationSettings(max_new_tokens=12, seed=1)
 LONG = GenerationSettings(max_new_tokens=200, seed=1)
@@ -275,7 +273,7 @@ def test_what_failed_or_was_stopped_is_loaded_again_when_the_user_says_so():
 
 
 def test_a_worker_that_ignores_stop_is_ended_and_started_again(child, monkeypatch):
-    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", {"answer": 0.2})
+    monkeypatch.setattr("medusa_chat.runtime.runner.PATIENCE", {"answer": 0.2})
     job = child.submit(Reply("hello", LONG))
     wait_for(lambda: job.trace)
     pid = child.runner.pid
@@ -450,7 +448,7 @@ def test_a_stop_while_a_long_prompt_is_read_ends_there_and_keeps_what_was_read(f
 def test_the_reading_of_a_prompt_has_a_patience_of_its_own(child, monkeypatch):
     """A part of a prompt takes a large model on a CPU longer than any step."""
     patience = {"prompt": 0.2, "answer": 240}
-    monkeypatch.setattr("medusa_chat.runtime.worker_process.PATIENCE", patience)
+    monkeypatch.setattr("medusa_chat.runtime.runner.PATIENCE", patience)
     pid = child.runner.pid
     os.kill(pid, signal.SIGSTOP)
     job = child.submit(Reply("hello", LONG))

@@ -9,8 +9,7 @@ import pytest
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.runtime.step_store import StepStore
-from medusa_chat.runtime.trace_line import to_json
+from medusa_chat.runtime.traces import StepStore, to_json
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.step_panel import panel_line
 

@@ -1,7 +1,6 @@
 """The gap of a comparison's difference, asked of the model at once."""
 
-from medusa_chat.runtime.compare import add_gap, gap_request
-from medusa_chat.runtime.recordings import Comparison
+from medusa_chat.runtime.compare import Comparison, add_gap, gap_request
 from medusa_chat.runtime.session import Session
 from support.waiting import ask
 

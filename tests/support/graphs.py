@@ -6,7 +6,7 @@ import pytest
 
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.runtime.trace_line import to_json
+from medusa_chat.runtime.traces import to_json
 from support.engines import PROMPT, on
 
 NEW = 24

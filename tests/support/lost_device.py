@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.runtime.worker_loop import serve
+from medusa_chat.runtime.runner import serve
 
 TOKENS = 77  # the most new tokens of an answer that loses the device
 MARK = "MEDUSA_CHAT_TEST_LOSES_DEVICE"  # names a file that the worker removes when it has lost it

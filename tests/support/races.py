@@ -7,8 +7,7 @@ from time import sleep
 
 from medusa_chat.decoding.events import Finished, Stats, Step
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.runtime.compare import Progress, compare
-from medusa_chat.runtime.recordings import Comparison
+from medusa_chat.runtime.compare import Comparison, Progress, compare
 from medusa_chat.runtime.session import Session
 from support.scripted import ScriptedRunner
 

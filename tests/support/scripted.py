@@ -155,7 +155,6 @@ class ScriptedRunner:
             costs=tuple(1 + self.node_cost * (n - 1) for n in nodes),
             steps=40,
             trust=1.0,
-            sureness=0.9,
         )
 
     def peek(self, request: PeekRequest) -> Peek:

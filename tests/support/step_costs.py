@@ -3,7 +3,6 @@
 from medusa_chat.bench.step_costs import StepCosts
 from medusa_chat.bench.step_profiler import SIZES
 from medusa_chat.decoding.budget import Budget, StepTimes
-from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.expected_length import expected_lengths
 
@@ -27,8 +26,9 @@ def times_of(per_node: float, draft: float = 0.0) -> StepTimes:
 
 
 def budget_of(per_node: float, usual: int = 4, is_cut: bool = True, draft: float = 0.0) -> Budget:
-    """At the beginning of an answer, for a tree of `usual` nodes."""
-    budget = Budget(times_of(per_node, draft), DEPTH + 1)
+    """At the beginning of an answer, for a tree of `usual` nodes, whose drafts brought so far what
+    the accuracies promise."""
+    budget = Budget(times_of(per_node, draft))
     budget.begin(EXPECTED[:usual], is_cut)
-    budget.credit = budget._trials = budget._most
+    budget._given, budget._spent = EXPECTED[usual - 1], budget._by_heads[usual - 1]
     return budget

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from medusa_chat.runtime import worker_process
+from medusa_chat.runtime import runner
 
-HEAVY = ["torch", "transformers", "medusa_chat.checkpoints.load", "medusa_chat.runtime.runner"]
+HEAVY = ["torch", "transformers", "medusa_chat.checkpoints.load", "medusa_chat.runtime.worker"]
 
 
 def _run_in(environment: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
@@ -54,7 +54,7 @@ def warm_starts() -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         stand_in = SimpleNamespace(get_context=lambda kind: context)
-        patch.setattr(worker_process, "multiprocessing", stand_in)
+        patch.setattr(runner, "multiprocessing", stand_in)
         yield
 
 

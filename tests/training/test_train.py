@@ -16,14 +16,14 @@ from support.training_models import CONTEXT, conversations, write_backbone, writ
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.main import main
-from medusa_chat.cli.training_progress import TrainingView, heads_shown
+from medusa_chat.cli.training import TrainingView, accuracy_text
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
-from medusa_chat.runtime.message_tree import MessageTree
+from medusa_chat.runtime.stored_conversation import MessageTree
 from medusa_chat.training.events import TrainStep, latest
 from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
 from medusa_chat.training.setup import Base
@@ -110,9 +110,8 @@ def test_stopped_training_goes_on_to_the_same_bits(
     recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
     assert main(command(inputs, tmp_path / "whole", *recipe)) == 0
     whole = events_of(capsys.readouterr().out)
-    from medusa_chat.cli import train
 
-    shown = train.TrainingView.show
+    shown = TrainingView.show
 
     def interrupting(view: Any, event: Any) -> None:
         shown(view, event)
@@ -121,7 +120,7 @@ def test_stopped_training_goes_on_to_the_same_bits(
 
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(train.TrainingView, "show", interrupting)
+    monkeypatch.setattr(TrainingView, "show", interrupting)
     assert main(command(inputs, tmp_path / "cut", *recipe)) == 130
     assert not (tmp_path / "cut").exists()
     first = events_of(capsys.readouterr().out)
@@ -214,16 +213,15 @@ def test_adapter_output_is_what_load_merges(inputs: Path, tmp_path: Path) -> Non
 def test_the_page_watches_a_training_and_may_stop_it(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from medusa_chat.cli import train
 
-    shown = train.TrainingView.show
+    shown = TrainingView.show
 
     def wishing(view: Any, event: Any) -> None:
         shown(view, event)
         if getattr(event, "step", None) == 2:
             latest().ask_to_stop()  # after the first step, which is in the log by now
 
-    monkeypatch.setattr(train.TrainingView, "show", wishing)
+    monkeypatch.setattr(TrainingView, "show", wishing)
     recipe = ("--recipe", "medusa-1", "--max-steps", "6", "--json")
     assert main(command(inputs, tmp_path / "out", *recipe)) == 130
     run = latest()
@@ -320,7 +318,7 @@ def test_calibration_asks_the_users_own_chats_again(
 
 
 @pytest.mark.parametrize(
-    "asked, said", [([], "give --data FILE, or --chats"), (["--chats"], "no chats are saved yet")]
+    "asked, said", [([], "give --data FILE or --chats"), (["--chats"], "there are no saved chats")]
 )
 def test_calibration_without_anything_to_ask_says_so(
     asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -373,7 +371,7 @@ def refusal(line: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--resume"], "nothing to resume"),
         (["--backbone", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["--precision", "fp8"], "precision is 'fp8'"),
-        (["--lora-rank", "8"], "--lora-rank is for medusa-2"),
+        (["--lora-rank", "8"], "--lora-rank needs --method medusa-2"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(
@@ -529,7 +527,7 @@ def test_disk_that_fills_up_keeps_the_training(
 
 
 def test_shares_are_shown_short_and_whole() -> None:
-    assert heads_shown(((0.5, 1.0), (0.0, 0.07))) == ".50 1.00 | .00 .07"
+    assert accuracy_text(((0.5, 1.0), (0.0, 0.07))) == ".50 1.00 | .00 .07"
 
 
 def test_heads_are_trained_for_a_gguf_file_and_find_it_again(

@@ -62,11 +62,12 @@ def test_a_link_on_another_site_opens_the_page(page):
     assert httpx.get(page.url, headers=headers).status_code == 200
 
 
-def test_the_page_takes_no_files(page):
+def test_the_page_takes_no_files_and_tells_nobody_how_it_is_used(page):
     for path in ("upload", "upload/", "process_recording", "vibe-edit", "component_server"):
         files = {"files": ("a.txt", b"x" * 100)}
         assert httpx.post(f"{page.url}gradio_api/{path}", files=files).status_code == 404
-    assert httpx.get(f"{page.url}gradio_api/deep_link?session_hash=x").status_code == 404
+    for path in ("deep_link?session_hash=x", "monitoring", "profiling/traces"):
+        assert httpx.get(f"{page.url}gradio_api/{path}").status_code == 404
     assert list(Path(os.environ["GRADIO_TEMP_DIR"]).rglob("*.txt")) == []
 
 

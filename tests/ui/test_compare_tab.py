@@ -14,9 +14,8 @@ from support.waiting import wait_for
 
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.compare import Progress, add_gap, gap_request
+from medusa_chat.runtime.compare import Difference, Progress, add_gap, gap_request
 from medusa_chat.runtime.model_lifecycle import ModelState
-from medusa_chat.runtime.recordings import Difference
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare import controller as compare_module

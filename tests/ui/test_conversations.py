@@ -12,8 +12,7 @@ from support.conversations import TREES, ended, guest, known, owner, quick_sessi
 from support.waiting import wait_for
 
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.runtime.stored_conversation import MessageTree, StoredConversation
 from medusa_chat.ui.chat import answer_run, session_store
 from medusa_chat.ui.chat import conversation_list as list_module
 from medusa_chat.ui.chat.browser_tab import Tab

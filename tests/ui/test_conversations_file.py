@@ -13,8 +13,7 @@ from support.conversations import TREES, ended, event, guest, owner, quick_sessi
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.answer_figures import AnswerFigures
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.runtime.stored_conversation import MessageTree, StoredConversation
 from medusa_chat.ui.access import guard
 from medusa_chat.ui.app import PageOptions, open_page
 from medusa_chat.ui.chat import conversations_file

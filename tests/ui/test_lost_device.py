@@ -9,7 +9,7 @@ from support.waiting import wait_for
 from support.warm_workers import warm_workers  # noqa: F401
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime import worker_process
+from medusa_chat.runtime import runner
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.controller import ChatController
 
@@ -17,12 +17,12 @@ from medusa_chat.ui.chat.controller import ChatController
 @pytest.fixture
 def mark(tmp_path, monkeypatch):
     monkeypatch.setenv(MARK, str(tmp_path / "lose it"))
-    monkeypatch.setattr(worker_process, "serve", serve_until_lost)
+    monkeypatch.setattr(runner, "serve", serve_until_lost)
     return tmp_path / "lose it"
 
 
 def test_the_conversation_stands_and_a_new_worker_answers(mark, tmp_path):
-    session = Session(worker_process.WorkerProcess())
+    session = Session(runner.WorkerProcess())
     session.submit(LoadRequest(str(write_checkpoint(tmp_path / "model")), precision="fp32"))
     chat = ChatController(session, TREES).sessions.open()
     chat.audience.streaming = 1  # a tab shows it, however long the new worker takes to start

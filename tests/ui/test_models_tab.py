@@ -16,7 +16,7 @@ from support.waiting import wait_for
 from medusa_chat import hub
 from medusa_chat.checkpoints.gguf_library import LocalGguf
 from medusa_chat.checkpoints.inspection_report import Inspection
-from medusa_chat.checkpoints.memory_estimate import Estimate
+from medusa_chat.checkpoints.memory_needs import Estimate
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.hub.client import explaining

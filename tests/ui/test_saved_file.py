@@ -8,8 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from medusa_chat.runtime.answer_figures import AnswerFigures
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.runtime.stored_conversation import MessageTree, StoredConversation
 from medusa_chat.ui.chat.saved_file import SavedFile
 
 COMMONMARK = MarkdownIt("commonmark")
@@ -63,6 +62,9 @@ def test_random_messages_take_in_no_later_one():
         assert headings(saved(text))[-1] == "medusa-chat", text
 
 
+OPENED = ("script", "style", "textarea", "title", "details", "template", "video", "datalist")
+
+
 class Shown(HTMLParser):
     """The text of headings that a browser shows, outside of what it hides."""
 
@@ -71,7 +73,7 @@ class Shown(HTMLParser):
         self.hidden, self.headings = [], []
 
     def handle_starttag(self, tag, _):
-        if tag in ("script", "style", "textarea", "title", "details", "template", "h2"):
+        if tag in (*OPENED, "h2"):
             self.hidden.append(tag)
 
     def handle_endtag(self, tag):
@@ -83,7 +85,7 @@ class Shown(HTMLParser):
             self.headings.append(data)
 
 
-@pytest.mark.parametrize("name", ["script", "style", "textarea", "title", "details", "template"])
+@pytest.mark.parametrize("name", OPENED)
 def test_an_element_that_a_message_opens_in_passing_hides_no_later_one(name):
     shown = Shown()
     shown.feed(COMMONMARK.render(saved(f"Use the <{name}> tag, as in `<{name}>x`.")))
@@ -100,6 +102,6 @@ def test_a_comment_that_stays_open_in_another_element_hides_no_later_message(tex
 @pytest.mark.parametrize("text", ["<b <!--", "`<!--`"])
 def test_a_message_of_many_comments_is_saved_at_once(text):
     """A guest's 56,000 characters held every tab for nine seconds."""
-    begin = time.monotonic()
+    begin = time.process_time()
     saved(text * 8000)
-    assert time.monotonic() - begin < 4
+    assert time.process_time() - begin < 4

@@ -29,7 +29,7 @@ from medusa_chat.bench.hf_baseline import matching_baseline
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ContextError, UsageError
-from medusa_chat.runtime.prompt_ids import encode
+from medusa_chat.runtime.prompt import encode
 from medusa_chat.training.conversations import Conversation
 from medusa_chat.trees.presets import load_tree
 

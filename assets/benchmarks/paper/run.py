@@ -31,7 +31,7 @@ from medusa_chat.bench.context import read_model
 from medusa_chat.bench.rows import Row, table
 from medusa_chat.bench.run import result_of
 from medusa_chat.cli.options import named, prepare_process
-from medusa_chat.cli.progress_line import note
+from medusa_chat.cli.terminal import note
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest

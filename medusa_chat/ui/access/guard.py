@@ -33,11 +33,12 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 READING = ("GET", "HEAD", "OPTIONS")
 OTHER_SITE = "a request from another site is not allowed"
 MISSHAPEN = "this call does not fit the page: load the page again"
-# What Gradio offers and the page does not use: it takes files, fetches addresses, logs out, or
-# queues events, and keeps for good what nobody fetches of those.
+# What Gradio offers and the page does not use: it takes files, fetches addresses, logs out, tells
+# how it is used, or queues events, and keeps for good what nobody fetches of those.
 CLOSED = re.compile(
     r"/(upload|upload_progress|deep_link|process_recording|component_server|stream|logout|"
-    r"queue|call|cancel|reset|(undo-)?vibe-[a-z-]+|proxy=.*|run-history|dev/reload)(/|$)"
+    r"queue|call|cancel|reset|(undo-)?vibe-[a-z-]+|proxy=.*|run-history|dev/reload|"
+    r"monitoring|profiling)(/|$)"
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from medusa_chat.decoding.events import Event
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.audience import Audience

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
-from medusa_chat.runtime.message_tree import Said
-from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.session import Session
+from medusa_chat.runtime.stored_conversation import Said
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row
 from medusa_chat.ui.chat.answer_run import AnswerRun

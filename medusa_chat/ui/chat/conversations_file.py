@@ -21,8 +21,13 @@ from medusa_chat.decoding.reasoning import read as read_answer
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import without_broken_characters
 from medusa_chat.runtime.answer_figures import AnswerFigures
-from medusa_chat.runtime.message_tree import ROLES, MessageTree, Said
-from medusa_chat.runtime.stored_conversation import StoredConversation, title_of
+from medusa_chat.runtime.stored_conversation import (
+    ROLES,
+    MessageTree,
+    Said,
+    StoredConversation,
+    title_of,
+)
 from medusa_chat.ui.page.inputs import ID, MAX_TITLE, OTHERS, SETTINGS, WHOLE, clean
 from medusa_chat.ui.page.settings_form import refusal
 

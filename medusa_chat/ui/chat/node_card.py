@@ -6,7 +6,7 @@ from typing import Any
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Peek, PeekRequest, Ranked
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.page.inputs import whole_number

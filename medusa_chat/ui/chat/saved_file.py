@@ -18,7 +18,10 @@ ENDS = {"<!--": "-->", "<?": "?>", "<![CDATA[": "]]>", "<!": ">"}  # of HTML tha
 # Elements that a browser shows as something else than text, or not: up to their end, all of it. In
 # those of LITERAL no other tag counts.
 LITERAL = ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")
-HIDING = ("template", "select", "details", "dialog", "svg", "math", "noscript", "object", "pre")
+HIDING = (
+    "template", "select", "details", "dialog", "svg", "math", "noscript", "object", "pre", "audio",
+    "video", "canvas", "datalist",
+)  # fmt: skip
 TAG = re.compile(rf"<(/?)({'|'.join((*LITERAL, *HIDING))})\b|<!--", re.IGNORECASE)
 
 

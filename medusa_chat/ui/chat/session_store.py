@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.step_store import StepStore
 from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.runtime.traces import StepStore
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.chat_session import ChatSession

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from medusa_chat.messages import Message
 from medusa_chat.runtime.answer_figures import AnswerFigures
-from medusa_chat.runtime.message_tree import MessageTree, Said
+from medusa_chat.runtime.stored_conversation import MessageTree, Said
 from medusa_chat.ui.chat.answer import Answer, Piece, Row
 from medusa_chat.ui.chat.step_panel import tokens_per_step
 from medusa_chat.ui.page.status import named

@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.runtime.history import History
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.step_store import FOLDER, StepStore
+from medusa_chat.runtime.traces import FOLDER, StepStore
 from medusa_chat.ui.access.guard import ASKER, OWNER, guest_of
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.browser_tab import Tab

@@ -10,8 +10,7 @@ import gradio as gr
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, first_line
-from medusa_chat.runtime.compare import Progress, add_gap, compare, gap_request
-from medusa_chat.runtime.recordings import Comparison
+from medusa_chat.runtime.compare import Comparison, Progress, add_gap, compare, gap_request
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import ASKER, OWNER
 from medusa_chat.ui.compare.view import progress_view, result_view

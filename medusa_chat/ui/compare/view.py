@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-from medusa_chat.runtime.compare import Progress
-from medusa_chat.runtime.recordings import PLAIN_STEPS, Comparison, Difference, Recording
+from medusa_chat.runtime.compare import PLAIN_STEPS, Comparison, Difference, Progress, Recording
 from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.page.tree_view import printable, short
 

@@ -8,7 +8,7 @@ from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
 from medusa_chat.checkpoints.inspection_report import Inspection
 from medusa_chat.checkpoints.layouts.source import Source
-from medusa_chat.checkpoints.memory_estimate import Cpu
+from medusa_chat.checkpoints.memory_needs import Cpu
 from medusa_chat.checkpoints.places import open_here
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.models.load_form import is_hub_name

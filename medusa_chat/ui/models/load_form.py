@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.checkpoints.places import PATH, is_gguf_file
-from medusa_chat.checkpoints.precision import PRECISIONS
 from medusa_chat.errors import UsageError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub import is_repo_id

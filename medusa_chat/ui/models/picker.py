@@ -13,8 +13,7 @@ from typing import Literal
 from medusa_chat import hub
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.runtime.requests import Switch
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Switch, Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail
 from medusa_chat.ui.models.model_catalog import ModelCatalog

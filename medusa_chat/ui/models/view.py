@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.cpu import this_cpu
-from medusa_chat.checkpoints.gpus import has_nvidia_driver
+from medusa_chat.checkpoints.machine import has_nvidia_driver, this_cpu
 from medusa_chat.hub.catalog import model_presets
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session

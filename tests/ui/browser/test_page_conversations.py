@@ -22,8 +22,7 @@ from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.message_tree import MessageTree
-from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.runtime.stored_conversation import MessageTree, StoredConversation
 from medusa_chat.ui.app import PageOptions, open_page
 from medusa_chat.ui.chat import conversation_list
 from medusa_chat.ui.chat.conversations_file import written

@@ -21,10 +21,9 @@ from support.warm_workers import warm_starts
 
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.scheduler import Ticket
+from medusa_chat.runtime.requests import Reply, Ticket
+from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 WORDS = re.compile(r"[^\W\d_]+")  # what Markdown draws as letters; a list's marks it does not
 # What the status says, word for word, however short it stays.

@@ -15,8 +15,8 @@ from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE
+from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.worker_process import WorkerProcess
 
 README = b"---\nlicense: apache-2.0\n---\nabout"
 WHOLE, HEADS, GATED = "someone/tiny-medusa", "someone/medusa-heads", "someone/gated-medusa"

@@ -15,14 +15,12 @@ import pytest
 import torch
 from support.waiting import wait_for
 
-from medusa_chat.decoding.backends import cpu_threads
+from medusa_chat.checkpoints import devices
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.runtime import worker
-from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.runner import WorkerGone
-from medusa_chat.runtime.worker_loop import End, serve
-from medusa_chat.runtime.worker_process import WorkerProcess
+from medusa_chat.runtime.requests import End, Reply
+from medusa_chat.runtime.runner import WorkerGone, WorkerProcess, serve
 
 HELLO = Reply("hello", GenerationSettings())
 
@@ -41,7 +39,7 @@ class Failing:
 def loop(monkeypatch):
     """Our end of the pipe to a loop that runs here in a thread, and the thread."""
     monkeypatch.setattr(worker, "Worker", Failing)
-    monkeypatch.setattr(cpu_threads, "leave_one", lambda: None)
+    monkeypatch.setattr(devices, "leave_one_core", lambda: None)
     ours, theirs = Pipe()
     thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
     thread.start()
@@ -96,7 +94,7 @@ def test_a_lost_device_is_a_lost_worker_to_the_session():
 
 OWNER = """
 import time
-from medusa_chat.runtime.worker_process import WorkerProcess
+from medusa_chat.runtime.runner import WorkerProcess
 if __name__ == "__main__":
     print(WorkerProcess().pid, flush=True)
     time.sleep(600)

@@ -1,6 +1,7 @@
-"""Cpu: what this machine's processor is and can do, as far as memory and speed depend on it."""
+"""This machine's processors, as far as they are known without torch."""
 
 import platform
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,3 +38,8 @@ def _cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+def has_nvidia_driver() -> bool:
+    """Whether there is a driver, and with it, most likely, a GPU; torch may be unable to use it."""
+    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))

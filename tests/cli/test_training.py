@@ -5,13 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from medusa_chat.cli import progress_line, training_progress
-from medusa_chat.cli.training_progress import (
-    LINE_SECONDS,
-    RECENT,
-    TrainingView,
-    calibrated_lines,
-)
+from medusa_chat.cli import terminal, training
+from medusa_chat.cli.training import LINE_SECONDS, RECENT, TrainingView, calibrated_lines
 from medusa_chat.training.distill_conversations import Answered
 from medusa_chat.training.events import Stage, TrainStep
 
@@ -20,7 +15,7 @@ from medusa_chat.training.events import Stage, TrainStep
 def clock(monkeypatch):
     """A clock that the test moves: clock[0] is the time in seconds."""
     now = [100.0]
-    monkeypatch.setattr(training_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -53,20 +48,20 @@ def calibrated(expected, positions):
 
 @pytest.mark.parametrize(
     ("expected", "positions", "said"),
-    [(2.5, 80, "of 80 positions alone"), (1.05, 80, "next to nothing"), (2.5, 9000, "")],
+    [(2.5, 80, "on only 80 positions"), (1.05, 80, "almost nothing"), (2.5, 9000, "")],
 )
 def test_what_a_calibration_is_worth_is_said(expected, positions, said):
     *_, last = calibrated_lines(calibrated({4: 1.0, 64: expected}, positions))
-    assert said in last if said else last.startswith("tokens a step expected")
+    assert said in last if said else last.startswith("expected tokens per step")
 
 
 def test_a_line_that_changes_fits_into_the_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(progress_line.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(terminal.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")
-    progress_line.ProgressLine().show("x" * 200)
+    terminal.ProgressLine().show("x" * 200)
     assert capsys.readouterr().err == f"\r\x1b[K{'x' * 39}"
     monkeypatch.setattr(sys, "platform", "win32")  # its consoles may show the escape code
-    progress_line.ProgressLine().show("x" * 200)
+    terminal.ProgressLine().show("x" * 200)
     assert capsys.readouterr().err == f"\r{' ' * 39}\r{'x' * 39}"
 
 
