@@ -90,5 +90,5 @@ def tree_facts(heads: int, calibration: Calibration | None) -> TreeFacts | None:
         is_calibrated=calibration is not None,
         measured_on=calibration.measured_on if calibration else "",
         positions=calibration.positions if calibration else 0,
-        rates=calibration.rates if calibration else (),
+        rates=tuple(calibration.rates.items()) if calibration else (),
     )

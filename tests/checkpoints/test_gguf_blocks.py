@@ -15,14 +15,13 @@ from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
 from medusa_chat.checkpoints import device_plan, devices, native_build
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
-from medusa_chat.checkpoints.gguf_blocks import PARTS, StoredBlocks
-from medusa_chat.checkpoints.gguf_weights import GgufWeights
+from medusa_chat.checkpoints.gguf_backbone import GgufWeights, converted_folder
 from medusa_chat.checkpoints.layouts.contents import backbone_of
-from medusa_chat.checkpoints.layouts.gguf_types import KEPT, TYPES
+from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.weight_storage import PARTS, StoredBlocks
 from medusa_chat.decoding.backends import native_weights
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import (

@@ -8,8 +8,7 @@ from medusa_chat.errors import MedusaChatError
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.events import Run, latest
 from medusa_chat.training.hardware import GPUS, SHAPES
-from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.trees.expected_length import expected_lengths, likeliest
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.page.html_blocks import AT_ONCE, changes, script_block
 from medusa_chat.ui.page.tree_view import to_line
@@ -83,7 +82,7 @@ class TuneController:
         if model is None or model.tree_facts is None:
             return None
         table = model.tree_facts.accuracies
-        return expected_lengths(search_tree(table, PAPER_NODES), table)[-1]
+        return expected_lengths(likeliest(table, PAPER_NODES), table)[-1]
 
 
 def build_tune(session: Session) -> TuneController:
