@@ -92,16 +92,16 @@ class Engine:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
-        them all text is "", and no stop string ends the answer. should_stop, asked after every
-        event, ends it as "cancelled". reader: of reasoning. Between parts of a long prompt comes a
-        Reading. Raises ContextError where the prompt leaves no room, UsageError where it is empty.
+        them all text is "", and no stop string ends the answer. should_stop: asked after every
+        event, ends it as "cancelled". reader: of reasoning. A long prompt yields Readings. Raises
+        ContextError for a prompt that leaves no room, UsageError for an empty one.
         """
         self._require_room(prompt_ids)
         limit = self._limit(len(prompt_ids), settings)
         answer, started = Answer(self.eos, *limit, texts, settings.stop, reader), perf_counter()
-        reused = self._reuse(prompt_ids)
-        while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
-            self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
+        reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
+        while len(prompt_ids) - len(self._ids) > chunk:
+            self._read(prompt_ids[len(self._ids) :][:chunk])
             yield Reading(len(self._ids), len(prompt_ids))
             if should_stop():
                 answer.reason = "cancelled"
@@ -131,8 +131,7 @@ class Engine:
                 answer.reason = "cancelled"
                 break
             started, begun = perf_counter(), self._busy()
-            state.most = answer.room
-            result, plan = self._step(state, known)
+            result, plan = self._step(state, known, answer.room)
             known = [*result.tokens[1:], result.next_token]
             busy, seconds = self._busy() - begun, perf_counter() - started
             self._teach(result, plan, seconds)
@@ -156,10 +155,10 @@ class Engine:
         finally:
             self._ids = self._ids[: self.backbone.cache.length]
 
-    def _step(self, state: DecodeState, known: Sequence[int]) -> tuple[StepResult, Plan]:
-        """The next step, and its plan. known: the tokens since the last step
-        (first the prompt), the root last."""
-        begun = perf_counter()
+    def _step(self, state: DecodeState, known: Sequence[int], room: int) -> tuple[StepResult, Plan]:
+        """The next step, and its plan. known: the tokens since the last step (first the prompt),
+        the root last. room: tokens that the answer may still have."""
+        begun, state.most = perf_counter(), room
         cache, drafter = self.backbone.cache, state.drafter
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
