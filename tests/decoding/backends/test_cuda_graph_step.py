@@ -156,7 +156,7 @@ class Moody(Budget):
     """Asks for another number of nodes whenever its list does."""
 
     def __init__(self, sizes):
-        super().__init__(times_of(0.03), 16)
+        super().__init__(times_of(0.03))
         self.begin([1.0] * 7, False)
         self.sizes = cycle(sizes)
 
