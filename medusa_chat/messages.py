@@ -55,8 +55,7 @@ class TreeFacts:
 
     accuracies[k][i]: the checkpoint's own rank accuracies where is_calibrated, else published ones.
     choices: the whole tree that auto cuts, in order of value, the root left out. measured_on,
-    positions, rates ((nodes, tokens a step)): of the calibration. sizes, lengths, seconds: step
-    times as StepCosts has them, empty before the steps were timed on `date`.
+    positions, rates ((nodes, tokens a step)): of the calibration.
     """
 
     accuracies: tuple[tuple[float, ...], ...]
@@ -65,10 +64,6 @@ class TreeFacts:
     measured_on: str = ""
     positions: int = 0
     rates: tuple[tuple[int, float], ...] = ()
-    sizes: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
-    seconds: tuple[tuple[float, ...], ...] = ()
-    date: str = ""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def data_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """The folder of what can be measured again: tuner results, logs, traces."""
+    """The folder of what can be measured again: logs, traces."""
     return _of_user("state")
 
 

@@ -16,7 +16,7 @@ from support.races import race
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.compare import Comparison
-from medusa_chat.runtime.requests import Reply, Tune
+from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
 
@@ -29,7 +29,6 @@ PROMPTS = (
 
 def measure(session: Session, answers: int, nodes: int | None) -> None:
     session.submit(LoadRequest()).done.wait()
-    session.submit(Tune(False)).done.wait()
     apart: list[float] = []
     for turn in range(answers):
         conversation = [{"role": "user", "content": PROMPTS[turn % len(PROMPTS)]}]

@@ -20,7 +20,6 @@ from PIL import Image
 from support.page import CHROMIUM, ask, wait_end
 
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.requests import Tune
 from medusa_chat.runtime.runner import WorkerProcess
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.app import PageOptions, open_page
@@ -73,12 +72,11 @@ def save(frames: list[tuple[float, Image.Image]], path: Path) -> None:
 
 @contextmanager
 def opened(request: LoadRequest) -> Iterator[Any]:
-    """A tab with the page of the loaded model, tuned as a page does that was idle for a moment."""
+    """A tab with the page of the loaded model."""
     from playwright.sync_api import sync_playwright
 
     session = Session(WorkerProcess())
     session.submit(request)
-    session.submit(Tune()).done.wait(300)
     page = open_page(session, PageOptions())
     with sync_playwright() as play:
         chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -189,7 +189,7 @@ def test_headers_are_read_without_any_package() -> None:
 
 
 def test_the_terminal_needs_no_package() -> None:
-    for name in ("messages", "cli.terminal", "trees.tuning_store"):
+    for name in ("messages", "cli.terminal", "decoding.budget"):
         for file in files_of(name):
             assert not outside(imported(file)), name
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,7 +17,7 @@ from medusa_chat.bench.peers import drafters
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
+from medusa_chat.runtime.requests import MeasureMemory, Reply
 from medusa_chat.runtime.runner import WorkerProcess
 
 CHAT = [{"role": "user", "content": "What is 5 + 99"}]
@@ -33,8 +34,7 @@ def worker(bench: Bench) -> Iterator[tuple[str, Any]]:
             for drafter in ("none", "medusa", "auto"):
                 yield f"{precision}, {drafter}", _answered(process, drafter)
         yield "stopped", _stopped(process)
-        yield "tuned", [info.tree_reason for info in process.run(Tune())]
-        yield "after it", _answered(process, "auto")
+        yield "once more", _answered(process, "auto")
         memory = [found.__dict__ for found in process.run(MeasureMemory())]
         yield "memory", memory
         yield "gone", str(process.gone())
@@ -101,7 +101,6 @@ def speeds(bench: Bench, precision: str) -> Iterator[tuple[str, Any]]:
     yield "seconds of the load", perf_counter() - began
     yield "notes", loaded.info.notes
     yield "drafters", list(drafters(context))
-    yield "tuned", loaded.info.tree_reason
-    if loaded.tuned is not None:
-        costs = loaded.tuned.costs
-        yield "costs", [costs.sizes, costs.lengths, costs.seconds]
+    yield "tree", loaded.info.tree_reason
+    learnt = {name: asdict(budget.learnt) for name, budget in loaded.budgets.items()}
+    yield "learnt", learnt

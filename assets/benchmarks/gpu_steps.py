@@ -11,12 +11,12 @@ from gpu_part import Bench
 from gpu_profile import kernel_sums
 
 from medusa_chat.bench.random_model import SHAPES, RandomModel, load_shape
+from medusa_chat.bench.step_profiler import StepProfiler
 from medusa_chat.bench.steps import bytes_read
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Step
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.step_profiler import StepProfiler
 from medusa_chat.trees.auto_tree import rank_accuracies, source_tree
 from medusa_chat.trees.expected_length import expected_lengths
 

@@ -6,15 +6,11 @@ const guest = make("p", "tune-words tune-guest", "You look at this page as a gue
 const verdict = make("section", "tune-card wide tune-verdict");
 const title = make("h2", "");
 const best = make("p", "tune-strong");
-const slower = make("p", "tune-slower");
-const work = withRole(make("p", "tune-work"), "status");
-const actions = make("div", "tune-actions");
-const measure = button("measure", "Measure now", () => trigger("measure"));
 const heat = heatCard();
 const shape = treeCard();
 const tokens = figureBox("Tokens a step");
-const times = figureBox("Time of a step");
-const gain = figureBox("Predicted speedup");
+const times = figureBox("Cost of a step");
+const gain = figureBox("Speedup by what was learnt");
 const cards = [verdict, heat.card, shape.card, tokens.box, times.box, gain.box];
 let view = null;
 
@@ -33,7 +29,7 @@ function drawAll() {
   part("table", () => drawHeat(heat, view.table));
   drawShape(shape, view.tree);
   drawTokens(view.tokens);
-  drawTimes(view.times);
+  drawCosts(view.costs);
   drawGain(view.speedup);
 }
 
@@ -45,24 +41,17 @@ function part(name, act) {
   act();
 }
 
-// ---- what is best, and what may be done ----
+// ---- what is best ----
 
 function drawVerdict() {
   say(title, `${view.model} (${view.device})`);
-  const found = view.speedup?.lines[0].best;
-  say(slower, view.speedup?.plain || "");
-  slower.hidden = !slower.textContent;
-  const line = found
-    ? `Best: ${found.nodes} nodes, ${found.speedup.toFixed(2)} times plain decoding: ` +
-      `${found.tokens.toFixed(2)} tokens a step at ${found.overhead.toFixed(2)} times the cost of a plain step.`
-    : "The steps were not timed on this machine yet, so no speedup can be predicted. Press Measure now.";
-  say(best, line);
-  best.hidden = !slower.hidden;
-  say(work, view.work.text);
-  work.classList.toggle("failed", view.work.failed);
-  work.hidden = !view.work.text;
-  measure.disabled = view.work.running;
-  measure.hidden = view.guest;
+  const [nodes, speedup] = view.speedup?.best || [];
+  const average = nodes > 1
+    ? `On average ${nodes} nodes would give most, ${speedup.toFixed(2)} times plain decoding.`
+    : "On average no draft of the heads pays.";
+  say(best, view.speedup
+    ? `${average} Each step decides anew, by its own probabilities, and drafts nothing where that is faster.`
+    : "Nothing was decoded yet. What a step costs is learnt from the steps of your answers.");
 }
 
 // ---- curves ----
@@ -84,40 +73,31 @@ function drawTokens(data) {
   });
 }
 
-function drawTimes(data) {
+function drawCosts(data) {
   times.box.classList.toggle("is-empty", !data);
-  if (!data) return say(times.words, "Not measured yet: press Measure now.");
-  say(times.words, `Whole steps, median, measured on this device on ${data.date}.`);
-  const lines = data.lines.map(({ length, ms }) => ({
-    name: `behind ${count(length)} tokens`,
-    points: ms.map((value, place) => [data.nodes[place], value]),
-    dots: true,
-    says: ([nodes, value]) => `${nodes} nodes: ${figureText(value, 2)} ms`,
-  }));
-  const all = lines.flatMap((line) => line.points);
+  if (!data) return say(times.words, "Not known yet: send a message.");
+  say(times.words, `Draft included, in plain steps of ${figureText(data.ms, 2)} ms, learnt from ${count(data.steps)} steps. Sizes that were not used follow the hardware model's shape.`);
   plot(times, {
-    x: nodeAxis(data.nodes.at(-1)),
-    y: valueAxis("ms a step", all.map((p) => p[1]), 0),
-    lines,
-    label: `Milliseconds of a step against nodes: ${lines[0].points.map(([n, ms]) => `${figureText(ms, 1)} at ${n}`).join(", ")}`,
+    x: nodeAxis(data.points.at(-1)[0]),
+    y: valueAxis("plain steps", data.points.map((p) => p[1]), 0),
+    lines: [{ name: "a step", points: data.points, dots: true, says: ([nodes, value]) => `${nodes} nodes: ${value.toFixed(2)} plain steps` }],
+    label: `Cost of a step in plain steps against nodes: ${data.points.map(([n, cost]) => `${cost.toFixed(2)} at ${n}`).join(", ")}`,
   });
 }
 
 function drawGain(data) {
   gain.box.classList.toggle("is-empty", !data);
-  if (!data) return say(gain.words, "Needs the time of a step: press Measure now.");
-  const { nodes, speedup } = data.lines[0].best;
-  say(gain.words, data.plain || "Expected tokens of the tree in use over the measured cost of a step.");
-  const lines = data.lines.map(({ length, points }) => ({ name: `behind ${count(length)} tokens`, points }));
-  const all = lines.flatMap((line) => line.points);
-  const least = Math.min(1, ...all.map((p) => p[1]));
+  if (!data) return say(gain.words, "Needs the cost of a step: send a message.");
+  const [nodes, speedup] = data.best;
+  say(gain.words, `Expected tokens over the cost. Lately ${percent(data.trust)} of what the drafter promised was accepted, which is counted in.`);
+  const values = data.points.map((p) => p[1]);
   plot(gain, {
-    x: nodeAxis(Math.max(...all.map((p) => p[0]))),
-    y: valueAxis("times plain decoding", all.map((p) => p[1]), least < 0.95 ? 0 : 0.5),
-    lines,
+    x: nodeAxis(data.points.at(-1)[0]),
+    y: valueAxis("times plain decoding", values, Math.min(1, ...values) < 0.95 ? 0 : 0.5),
+    lines: [{ name: "the tree in use, cut to each size", points: data.points }],
     level: { at: 1, name: "plain decoding" },
-    best: { at: [nodes, speedup], name: `best: ${nodes} nodes, ${speedup.toFixed(2)}×` },
-    label: `Predicted speedup against nodes: best ${speedup.toFixed(2)} times plain decoding at ${nodes} nodes. ${data.plain}`,
+    best: { at: data.best, name: `best: ${nodes} nodes, ${speedup.toFixed(2)}×` },
+    label: `Speedup against nodes: best ${speedup.toFixed(2)} times plain decoding at ${nodes} nodes.`,
   });
 }
 
@@ -134,8 +114,7 @@ function resize() {
 }
 
 pen.font = `10px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
-actions.append(measure);
-verdict.append(title, slower, best, actions, work);
+verdict.append(title, best);
 cards.forEach((card) => (card.hidden = true));
 guest.hidden = true;
 root.replaceChildren(hollow, guest, ...cards);

@@ -134,9 +134,9 @@ def events_of(
 def page_run(
     context: BenchContext, question: Question, settings: GenerationSettings, keeps: bool = False
 ) -> Run:
-    """As `answer`, the way the page and `generate` decode: with details, texts and the budget of
-    nodes that the tuner's times allow. settings: as a user asks for them. keeps: what the cache
-    holds of the prompt is not read again. Raises ContextError without space for an answer."""
+    """As `answer`, the way the page and `generate` decode: with details, texts and the
+    budget. settings: as a user asks for them. keeps: what the cache holds of the prompt is not read
+    again. Raises ContextError without space for an answer."""
     loaded, asked = context.loaded, replace(settings, max_new_tokens=context.max_new_tokens)
     resolved, drafter = resolve(loaded, asked)
     if not keeps:

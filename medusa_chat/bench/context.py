@@ -33,7 +33,7 @@ PROMPTS = (
 class BenchContext:
     """One loaded model and how it is measured. budget: seconds of a study for one figure.
     prompts: a file of questions; questions: how many of them, evenly spread, None: all. nodes: of
-    the tree; None: as many as the tuner chose. draft: the folder of a draft model for assisted
+    the tree; None: as many as should pay. draft: the folder of a draft model for assisted
     generation. llama_cpp, vllm: Python of their environments; vllm_heads: a checkpoint whose heads
     vLLM can read."""
 

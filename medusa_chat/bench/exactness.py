@@ -32,7 +32,7 @@ MODES = {
     "greedy": GenerationSettings(temperature=0.0, seed=0),
     "sampled": GenerationSettings(temperature=0.7, seed=1),
 }
-NODES = 16  # where --nodes names none: a fixed tree, since the tuner's might draft nothing
+NODES = 16  # where --nodes names none: a fixed tree, since a budget might draft nothing
 LONG, LONG_COUNT = 2000, 20  # tokens of a long prompt at least, and how many there are at most
 TIE = 1e-4  # a gap of logits below which two tokens are a tie
 

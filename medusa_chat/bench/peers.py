@@ -44,7 +44,6 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.gguf_files import is_gguf, parts_of
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.tuner import tune
 
 PLAIN = "ours, plain"
 OURS = {
@@ -77,8 +76,6 @@ class PeerFailed(Exception):
 
 def drafters(context: BenchContext) -> Iterator[Row]:
     """As "peers", for our own decoding alone: the drafters take turns on the same questions."""
-    for _ in tune(context.loaded, context.budget):
-        pass
     asked = questions(context)
     found = fastest_of_rounds(context, asked, _ours(context), context.rounds)
     yield from _rows(asked, found, dict.fromkeys(OURS, context.loaded.info.precision))
@@ -91,8 +88,6 @@ def peers(context: BenchContext) -> Iterator[Row]:
     What runs in this process goes in turns, half of the rounds before the other programs and half
     after them; these run one after another. A first answer of each is not counted.
     """
-    for _ in tune(context.loaded, context.budget):
-        pass
     asked, early = questions(context), (context.rounds + 1) // 2
     functions, missing = _own(context, asked)
     found = fastest_of_rounds(context, asked, functions, early)

@@ -1,7 +1,7 @@
 """RandomModel: a model with the sizes of a published one and random weights."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,13 +17,12 @@ from medusa_chat.checkpoints.devices import (
 )
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.prepare import is_native, prepare
-from medusa_chat.checkpoints.usual_nodes import usual_nodes
+from medusa_chat.checkpoints.step_prior import step_prior
 from medusa_chat.checkpoints.weight_storage import rounding
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.trees.auto_tree import auto_tree, expected_tokens
 
 CONTEXT = 8192
 
@@ -74,16 +73,12 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         parameters = sum(p.numel() for p in model.parameters())
         context = min(request.max_context or CONTEXT, shape.context)
         backend, notes = prepare(model, heads, device, context, keep=keep)
-    usual = usual_nodes(
-        device,
-        precision,
-        is_native(backend),
-        model.config.to_dict(),
-        expected_tokens(None, shape.heads),
-        sum(p.numel() for p in heads.parameters()),
+    backbone, engine = backend.backbone, Engine(backend, heads)
+    head_parameters = sum(p.numel() for p in heads.parameters())
+    config, is_c = model.config.to_dict(), is_native(backend)
+    engine.times = times = step_prior(
+        device, precision, is_c, config, head_parameters, tries=backend.tries
     )
-    backbone = backend.backbone
-    tree, why = auto_tree(None, shape.heads, device, usual)
     info = ModelInfo(
         name=name,
         family="llama",
@@ -93,13 +88,16 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
         heads=shape.heads,
         context=context,
         tree="auto",
-        nodes=len(tree),
-        tree_reason=why,
+        nodes=1,
+        tree_reason="",
         memory_bytes=held_bytes(model, *backbone.beside, heads) + backbone.cache.nbytes,
         notes=(reason, *notes),
     )
     texts: Any = None  # no token is ever turned into text
-    return LoadedModel(Engine(backend, heads), None, texts, None, info, usual)
+    loaded = LoadedModel(engine, None, texts, None, info, times)
+    tree = loaded.auto_tree()
+    loaded.info = replace(info, nodes=tree.nodes, tree_reason=tree.why)
+    return loaded
 
 
 def llama_config(shape: RandomModel, **others: Any) -> LlamaConfig:

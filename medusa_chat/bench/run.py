@@ -45,8 +45,8 @@ def run(
     **inputs: Any,
 ) -> dict[str, Any]:
     """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. inputs: more
-    fields of BenchContext. Returns {"machine", "rows", "verdict"}. The tuner's costs are
-    kept for `--tree auto`, doctor and the page. Raises UsageError without heads."""
+    fields of BenchContext. Returns {"machine", "rows", "verdict"}. Raises
+    UsageError without heads."""
     loaded = read_model(request, progress)
     if not loaded.info.heads:
         raise UsageError(

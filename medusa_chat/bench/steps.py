@@ -4,13 +4,10 @@ from collections.abc import Iterator
 
 from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row, unmeasured
+from medusa_chat.bench.step_costs import StepCosts
+from medusa_chat.bench.step_profiler import SIZES, StepProfiler, time_steps
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
-from medusa_chat.runtime.step_profiler import SIZES, StepProfiler, time_steps
-from medusa_chat.runtime.tuner import tune
-from medusa_chat.trees.auto_tree import expected_tokens
-from medusa_chat.trees.tuning_store import Tuning
 
 RUNS = 3
 SLOW_STEP = 20  # milliseconds; slower models are not timed at sizes that cannot pay
@@ -18,41 +15,35 @@ CONTEXTS = tuple(1024 * 2**i for i in range(6))
 
 
 def node_counts(context: BenchContext) -> Iterator[Row]:
-    """The time of a step at each number of nodes against that of plain decoding. The tuner's result
-    is kept and decides `--tree auto` from now on."""
-    loaded = context.loaded
-    tuned, measured, by_nodes = times_by_nodes(context)
+    """The time of a step at each number of nodes against that of plain decoding."""
+    _, by_nodes = times_by_nodes(context)
     for nodes, values in by_nodes.items():
         label = step_of(nodes)
         if not values:
             yield unmeasured(label, "ms", "it costs more than its longest path could bring")
             continue
         yield row(label, values, "ms", "step of 1 node", by_nodes[1])
-    expected = expected_tokens(loaded.calibration, loaded.info.heads)
-    best, length = tuned.pick(expected), tuned.costs.lengths[0]
-    origin = "the checkpoint's accuracies" if loaded.calibration else "PUBLISHED accuracies"
-    note = f"{best.nodes} nodes; tokens expected from {origin}, nothing was decoded"
-    values = [expected[best.nodes - 1] / costs.overhead(best.nodes, length) for costs in measured]
-    yield row("tuned / plain, expected", values, "x", "plain", [1.0] * RUNS, note)
 
 
-def times_by_nodes(context: BenchContext) -> tuple[Tuning, list[StepCosts], dict[int, list[float]]]:
-    """What the tuner finds, its costs of RUNS runs, and milliseconds of a step by its nodes, each a
-    list of RUNS; empty where a step costs more than its longest path could bring."""
+def times_by_nodes(context: BenchContext) -> tuple[list[StepCosts], dict[int, list[float]]]:
+    """The costs of RUNS runs, and milliseconds of a step by its nodes, each a list of RUNS; empty
+    where a step costs more than its longest path could bring."""
     context.progress("steps by number of nodes")
     loaded, source = context.loaded, context.source
-    *_, tuned = tune(loaded, context.budget)
-    assert tuned is not None
-    measured: list[StepCosts] = [tuned.costs]
-    for _ in range(RUNS - 1):
-        measured += [c for c in time_steps(loaded.engine, source, context.budget) if c is not None]
-    length = tuned.costs.lengths[0]
+    measured = [
+        costs
+        for _ in range(RUNS)
+        for costs in time_steps(loaded.engine, source, context.budget)
+        if costs is not None
+    ]
+    first = measured[0]
+    length = first.lengths[0]
     sizes = [m for m in SIZES if m <= len(source)]
-    costly = [m for m in sizes if m > max(tuned.costs.sizes)]
-    is_slow = 1e3 * tuned.costs.at(1, length) >= SLOW_STEP
+    costly = [m for m in sizes if m > max(first.sizes)]
+    is_slow = 1e3 * first.at(1, length) >= SLOW_STEP
     beyond = {} if is_slow else _beyond(context, source, costly, length)
     usual = {m: [1e3 * costs.at(m, length) for costs in measured] for m in sizes}
-    return tuned, measured, usual | {m: beyond.get(m, []) for m in costly}
+    return measured, usual | {m: beyond.get(m, []) for m in costly}
 
 
 def step_of(nodes: int) -> str:
@@ -62,7 +53,7 @@ def step_of(nodes: int) -> str:
 def _beyond(
     context: BenchContext, source: Tree, sizes: list[int], length: int
 ) -> dict[int, list[float]]:
-    """Milliseconds of steps at sizes that the tuner left out, since they cannot pay."""
+    """Milliseconds of steps at sizes that cannot pay."""
     profiler = StepProfiler(context.loaded.engine, source)
     try:
         return {m: [1e3 * s for s in _times(context, profiler, m, length, RUNS)] for m in sizes}

@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from medusa_chat.checkpoints import gguf_backbone, native_build, weights
+from medusa_chat.checkpoints import gguf_backbone, weights
 from medusa_chat.checkpoints.adapters import merge_adapter, with_adapter
 from medusa_chat.checkpoints.chat_template import missing_limits, renderer
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import (
     cuda_remedy,
-    describe_device,
     held_bytes,
     refuse_out_of_memory,
 )
@@ -27,11 +24,11 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.shipped_heads import are_shipped
+from medusa_chat.checkpoints.step_prior import step_prior
 from medusa_chat.checkpoints.tokenizer import add_known_template, left_out, read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.checkpoints.tree_check import check_load
 from medusa_chat.checkpoints.turn_ends import end_tokens
-from medusa_chat.checkpoints.usual_nodes import usual_nodes
 from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
 from medusa_chat.checkpoints.weights import read_generation_config
 from medusa_chat.decoding.backends.native_weights import Quantised, WeightStorage
@@ -43,8 +40,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import StepBackend
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadPhase, LoadRequest, ModelInfo
-from medusa_chat.trees import tuning_store
-from medusa_chat.trees.auto_tree import auto_tree, expected_tokens, tree_facts
+from medusa_chat.trees.auto_tree import source_tree, tree_facts
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.presets import load_tree
 
@@ -86,7 +82,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     plan = plan_device(request, found, config)
     found = yield from converted(found, plan.precision)
     calibration = Calibration.read(found.calibration) if found.calibration else None
-    found = _without_unused_heads(request, found, calibration, plan)
+    found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
         keep = keep_of(found, plan)
         is_made = plan.precision in QUANTISED and not isinstance(keep, Quantised)
@@ -107,27 +103,26 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         parts.notes += [*notes, *(cuda_remedy() if request.device == "auto" else [])]
         yield LoadPhase("check"), None
         engine = _engine(found, plan, parts, backend)
-    loaded, tree = _loaded_model(found, plan, parts, engine, calibration)
+    loaded = _loaded_model(found, plan, parts, engine, calibration)
     yield LoadPhase("warm up"), None
     with refuse_out_of_memory(plan.advice):
-        _warm_up(loaded, tree)
+        _warm_up(engine, loaded.auto_tree(loaded.info.nodes).tree)
+        engine.times = loaded.times  # the first call of anything teaches nothing
         if found.heads is not None and are_shipped(found.folder):
             _check_first_answers(loaded)
     yield LoadPhase("ready", loaded.info), loaded
 
 
 def _without_unused_heads(
-    request: LoadRequest, found: Checkpoint, calibration: Calibration | None, plan: DevicePlan
+    request: LoadRequest, found: Checkpoint, calibration: Calibration | None
 ) -> Checkpoint:
     """The checkpoint without the heads that are deeper than the one tree asked for."""
-    if request.tree is None or found.heads is None:
+    is_open = request.tree == "auto" and request.nodes is None
+    if request.tree is None or found.heads is None or is_open:
         return found
     count = found.heads.heads
     if request.tree == "auto":
-        place = tuning_key(found.name, found.base, plan.precision, plan.device)
-        tuned = tuning_store.read(place)
-        usual = _usual_nodes(found, plan, calibration)
-        tree, _ = auto_tree(calibration, count, plan.device, usual, request.nodes, tuned)
+        tree = source_tree(calibration, count).head(request.nodes or 1)
     else:
         tree = load_tree(request.tree, request.nodes)
     if not 1 <= tree.depth < count:
@@ -177,15 +172,20 @@ def _loaded_model(
     parts: _ReadParts,
     engine: Engine,
     calibration: Calibration | None,
-) -> tuple[LoadedModel, Tree]:
-    """The model with all that is told of it, and its auto tree."""
-    usual, heads = _usual_nodes(found, plan, calibration), parts.head_count
-    place = tuning_key(found.name, found.base, plan.precision, plan.device)
-    tuned = tuning_store.read(place, parts.parameters)
-    tree, why = auto_tree(calibration, heads, plan.device, usual, tuned=tuned)
-    backbone = engine.backbone
+) -> LoadedModel:
+    """The model with all that is told of it."""
+    heads, backbone = parts.head_count, engine.backbone
     modules = [parts.model, *backbone.beside, *filter(None, [parts.heads])]
     estimate = replace(plan.needs, found=found).at(plan.precision)
+    times = step_prior(
+        plan.device,
+        plan.precision,
+        plan.is_native,
+        found.weights.config,
+        found.heads.parameters if found.heads else 0,
+        found.original is not None,
+        engine.backend.tries,
+    )
     info = ModelInfo(
         name=found.name,
         backbone=found.base,
@@ -196,41 +196,18 @@ def _loaded_model(
         heads=heads,
         context=plan.context,
         tree="auto",
-        nodes=len(tree),
-        tree_reason=why,
+        nodes=1,
+        tree_reason="",
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
         notes=tuple(parts.notes),
         estimated_bytes=estimate.held if estimate else 0,
-        tree_facts=tree_facts(heads, calibration, tuned),
+        tree_facts=tree_facts(heads, calibration),
     )
     texts = TokenTexts(parts.tokenizer)
-    loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, usual, tuned=tuned)
-    return loaded, tree
-
-
-def _usual_nodes(
-    found: Checkpoint, plan: DevicePlan, calibration: Calibration | None
-) -> tuple[int, str]:
-    heads, parameters = (found.heads.heads, found.heads.parameters) if found.heads else (0, 0)
-    return usual_nodes(
-        plan.device,
-        plan.precision,
-        plan.is_native,
-        found.weights.config,
-        expected_tokens(calibration, heads),
-        parameters,
-        found.original is not None,
-    )
-
-
-def tuning_key(
-    name: str, backbone: str, precision: str, device: torch.device
-) -> tuning_store.TuningKey:
-    """Under what the tuner's result for a model is kept. backbone: see ModelInfo."""
-    software = f"torch {torch.__version__}"
-    if device.type == "cpu" and precision != "fp16" and native_build.compiler() is not None:
-        software += " and C"
-    return tuning_store.TuningKey(name, backbone, precision, describe_device(device), software)
+    loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, times)
+    tree = loaded.auto_tree()
+    loaded.info = replace(info, nodes=tree.nodes, tree_reason=tree.why)
+    return loaded
 
 
 def _check_first_answers(loaded: LoadedModel) -> None:
@@ -239,9 +216,9 @@ def _check_first_answers(loaded: LoadedModel) -> None:
         loaded.info = replace(loaded.info, notes=(*loaded.info.notes, said))
 
 
-def _warm_up(loaded: LoadedModel, tree: Tree) -> None:
+def _warm_up(engine: Engine, tree: Tree) -> None:
     """A few steps, so that the first answer does not pay for the first call of anything."""
-    engine, tries = loaded.engine, loaded.engine.backend.tries
+    tries = engine.backend.tries
     count = 4 + tries * (tree.depth + 1)
     prompt = [min(5, engine.backbone.vocabulary - 1)] * 4
     for drafter in ("none", "medusa" if engine.heads is not None else "prompt-lookup"):
@@ -258,9 +235,9 @@ def first_answers(loaded: LoadedModel) -> str:
     empty where there is no calibration or no chat template to ask by."""
     if loaded.calibration is None or not loaded.tokenizer.chat_template:
         return ""
-    promised = expected_tokens(loaded.calibration, loaded.info.heads)
-    nodes = min(NODES, len(promised))
-    found, expected = _tokens_a_step(loaded, nodes), promised[nodes - 1]
+    nodes = min(NODES, len(source_tree(loaded.calibration, loaded.info.heads)))
+    auto = loaded.auto_tree(nodes)
+    found, expected = _tokens_a_step(loaded, auto.tree), auto.expected[-1]
     said = (
         f"first answers: {found:.2f} tokens a step with {nodes} nodes, where the calibration "
         f"expects {expected:.2f}"
@@ -273,9 +250,9 @@ def first_answers(loaded: LoadedModel) -> str:
     return said
 
 
-def _tokens_a_step(loaded: LoadedModel, nodes: int) -> float:
-    engine, (tree, _) = loaded.engine, loaded.auto_tree(nodes)
-    settings = GenerationSettings("medusa", nodes=nodes, max_new_tokens=TOKENS, seed=0)
+def _tokens_a_step(loaded: LoadedModel, tree: Tree) -> float:
+    engine = loaded.engine
+    settings = GenerationSettings("medusa", nodes=len(tree), max_new_tokens=TOKENS, seed=0)
     counts: list[int] = []
     for question in QUESTIONS:
         drafter = engine.drafter(settings, tree)

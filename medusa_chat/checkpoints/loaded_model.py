@@ -6,15 +6,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from medusa_chat.checkpoints.control_tokens import ControlTokens, Typed
+from medusa_chat.decoding.budget import Budget, StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
-from medusa_chat.decoding.draft_budget import DraftBudget
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.reasoning import Markup, ReasoningReader, State, markup_of
-from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo
-from medusa_chat.trees.auto_tree import auto_tree
+from medusa_chat.trees.auto_tree import AutoTree, auto_tree
 from medusa_chat.trees.calibration import Calibration
-from medusa_chat.trees.tuning_store import Tuning
 
 
 @dataclass
@@ -44,18 +42,17 @@ class CachedText(NamedTuple):
 
 @dataclass
 class LoadedModel:
-    """A model ready to decode: engine, tokenizer, the default tree and what to tell about it."""
+    """A model ready to decode: engine, tokenizer, what its drafts follow from, what to tell of it.
+    times: of its steps, which they teach. budgets: by drafter; they learn."""
 
     engine: Engine
     tokenizer: Any
     texts: TokenTexts
     calibration: Calibration | None
     info: ModelInfo
-    usual: tuple[int, str]  # nodes of its auto tree until it is tuned, and why (usual_nodes.py)
+    times: StepTimes
     said: CachedText | None = None  # the last conversation
-    tuned: Tuning | None = None
-    budgets: dict[str, DraftBudget] = field(default_factory=dict)  # by drafter; they learn
-    trees: dict[int | None, tuple[Tree, str]] = field(default_factory=dict)  # auto, once asked
+    budgets: dict[str, Budget] = field(default_factory=dict)
     plain: PlainTime = field(default_factory=PlainTime)
     told: set[int] = field(default_factory=set)  # what was said once (runtime/reply.py)
 
@@ -77,11 +74,20 @@ class LoadedModel:
         markers = {id: text for id, text in markers.items() if id in self.texts.special}
         return ReasoningReader(self.markup, markers, state)
 
-    def auto_tree(self, nodes: int | None = None) -> tuple[Tree, str]:
-        """The auto tree of so many nodes, None for as many as pay best, and why. Kept: to find it
-        takes as long as to read a short prompt. Raises UsageError for more than the tree has."""
-        if nodes not in self.trees:
-            heads, device = self.info.heads, self.engine.backbone.device
-            known = self.calibration, heads, device, self.usual
-            self.trees[nodes] = auto_tree(*known, nodes, self.tuned)
-        return self.trees[nodes]
+    @property
+    def is_cut(self) -> bool:
+        """Whether each draft may keep a part of its nodes: where no step is recorded."""
+        return self.engine.backend.tries == 0 and self.engine.backbone.device.type == "cpu"
+
+    def auto_tree(self, nodes: int | None = None) -> AutoTree:
+        """The auto tree of so many nodes, None for as many as should pay now. Raises UsageError
+        for more than the tree has."""
+        return auto_tree(self.calibration, self.info.heads, self.times, self.is_cut, nodes)
+
+    def budget(self, drafter: str, expected: Sequence[float], is_cut: bool) -> Budget:
+        """The budget of a drafter for the next answer, with what it has learnt."""
+        if drafter not in self.budgets:
+            self.budgets[drafter] = Budget(self.times)
+        budget = self.budgets[drafter]
+        budget.begin(expected, is_cut)
+        return budget

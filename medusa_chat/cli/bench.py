@@ -28,7 +28,7 @@ WITH_PROMPTS = ("drafters", "peers", "exactness")
 # studies that are now scripts in the repository
 MOVED = frozenset(
     "ladder trees thresholds temperatures categories hardware assisted reference head-count heads "
-    "two-stage report roofline tuner host".split()
+    "two-stage report roofline host".split()
 )
 
 

@@ -19,7 +19,6 @@ from medusa_chat.checkpoints.machine import cpu_name
 from medusa_chat.cli.options import AsJson, DataDir, Device, flag, prepare_process
 from medusa_chat.cli.terminal import json_line
 from medusa_chat.errors import DeviceError, ModelError, first_line
-from medusa_chat.trees import tuning_store
 from medusa_chat.units import gb
 
 PACKAGES = (
@@ -146,7 +145,6 @@ def examine() -> Report:
             f"cannot write to {folder}: change its permissions, or give --data-dir"
         )
     report.sections["demo checkpoint"] = _demo(report.problems)
-    report.sections["tuner"] = _tuned()
     report.sections["cpu"] = {
         "model": cpu_name(),
         "cores": os.cpu_count(),
@@ -277,16 +275,6 @@ def _demo(problems: list[str]) -> dict[str, Any]:
             "build it with assets/demo/build.py"
         )
     return {"folder": str(folder), "whole": not broken, "missing or broken": broken}
-
-
-def _tuned() -> dict[str, Any]:
-    """The measured step times of each model."""
-    found = {
-        ", ".join(filter(None, (p.model, p.backbone, p.precision, p.device))): t.summary()
-        for t in tuning_store.all_tunings()
-        for p in [t.place]
-    }
-    return found or {"measured": "nothing yet (the page measures when idle; bench measures too)"}
 
 
 def is_whole(file: Path) -> bool:

@@ -34,7 +34,7 @@ class Serve(LoadOptions, ApiAccess, AddressOptions):
     def run(self) -> int:
         """Load the model and serve it until Ctrl-C. Returns the exit code."""
         request = self.load_request()
-        with closing(Session(WorkerProcess(), tunes=True)) as session:
+        with closing(Session(WorkerProcess())) as session:
             load = session.submit(request)
             from medusa_chat.server.app import ApiOptions  # while the model is loaded
             from medusa_chat.server.serve import ServeOptions, serve

@@ -50,7 +50,7 @@ class Ui(LoadOptions, ApiAccess, UiOptions):
             raise UsageError("--api-key and --allow-origin need --api")
         _note_old_trees(paths.data_dir() / "trees")
         with ExitStack() as stack:
-            session = stack.enter_context(closing(Session(WorkerProcess(), tunes=True)))
+            session = stack.enter_context(closing(Session(WorkerProcess())))
             load = session.submit(request)  # the worker loads while gradio is imported
             stack.callback(session.cancel, load)  # quitting is not a failed load
             _note_failure(load)

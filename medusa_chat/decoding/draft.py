@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from medusa_chat.decoding.budget import BOTH, WHOLE, Budget
 from medusa_chat.decoding.continuation import Continuation
-from medusa_chat.decoding.draft_budget import BOTH, WHOLE, DraftBudget
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import ROOT, Tree
 
@@ -68,7 +68,7 @@ class Plan:
     heads, of the second, ..., text]; None: the root alone. text int64 [t]: tokens that
     `Drafter.plan` puts there, on the device. is_grown: `fill` keeps a part of the nodes, by numbers
     that it reads on the host.
-    reason: why so many nodes (draft_budget.py). sources: see DraftRecord.
+    reason: why so many nodes (budget.py). sources: see DraftRecord.
     """
 
     tensors: TreeTensors
@@ -192,14 +192,13 @@ class PromptLookup(Autoregressive):
 
     name, why = "prompt-lookup", "off: no match"
 
-    def __init__(self, nodes: int, device: torch.device, budget: DraftBudget | None = None) -> None:
+    def __init__(self, nodes: int, device: torch.device, budget: Budget | None = None) -> None:
         super().__init__(device)
-        self.nodes, self._budget, self._text = nodes, budget, Continuation()
-        self._length, self._is_drafted = -1, False  # tokens in the cache; whether the last step was
+        self.nodes, self.budget, self._text = nodes, budget, Continuation()
+        self._is_drafted = False  # whether the last step was
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
-        self._length += len(tokens)
         found, reason = self._follow(min(self.nodes - 1, depth))
         self._is_drafted = bool(found)
         if not found:
@@ -208,13 +207,13 @@ class PromptLookup(Autoregressive):
 
     def _follow(self, depth: int) -> tuple[Sequence[int], str]:
         """The next tokens by the text, and why so many."""
-        if self._budget is None:
+        if self.budget is None:
             found = self._text.following(depth)
             return found, WHOLE if found else self.why
         guess = self._text.guess(depth)
-        allowed = self._budget.allow(self._length, guess.reached if guess else ())
+        allowed = self.budget.allow(guess.reached if guess else ())
         return (guess.tokens[: allowed.nodes - 1], allowed.reason) if guess else ((), self.why)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        if self._budget is not None:
-            self._budget.record(nodes, len(path), self._is_drafted, guessed=1)
+        if self.budget is not None:
+            self.budget.record(nodes, len(path), self._is_drafted, 1)

@@ -8,10 +8,10 @@ continuation found in the text is one more path among the candidates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from medusa_chat.decoding.budget import Allowance
 from medusa_chat.decoding.continuation import Guess
-from medusa_chat.decoding.draft_budget import Allowance
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import Tree
 
@@ -22,13 +22,15 @@ NO_GUESS = Guess((), (), ())
 @dataclass(frozen=True, slots=True)
 class MergedTree:
     """n nodes, the root first, parents before children: parents and ranks as a Tree has them, the
-    tokens, the heads' probabilities (NaN where they did not propose the node), and the sources."""
+    tokens, the heads' probabilities (NaN where they did not propose the node), and the sources;
+    said: the sum of the heads' probabilities of the nodes' whole paths."""
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
     tokens: list[int]
     shares: list[float]
     sources: tuple[Source | None, ...]
+    said: float
 
 
 def merge(
@@ -50,30 +52,19 @@ def merge(
     probabilities = [1.0]
     for node, parent in enumerate(tree.parents[1:], start=1):
         share = _share(shares[node])
+        share *= 1.0 if parent else allowance.trust
         rate = on_text.get(node)
         share = share * rest.get(parent, 1.0) if rate is None else max(share, rate)
         probabilities.append(probabilities[parent] * share)
     for rate in guess.rates[len(on_text) :]:
         probabilities.append(probabilities[end] * rate)
         end = len(probabilities) - 1
-    return _part(tree, tokens, shares, guess, on_text, _best_of(probabilities, allowance))
-
-
-def _best_of(probabilities: Sequence[float], allowance: Allowance) -> tuple[int, ...]:
-    """Of nodes with these probabilities, none above its parent's, those that are worth their time,
-    in rising order, the root first; without prices as many as are allowed."""
-    order = sorted(range(1, len(probabilities)), key=lambda node: -probabilities[node])[
-        : allowance.nodes - 1
-    ]
-    if not allowance.seconds:
-        return (0, *sorted(order))
-    count, total, most = 0, 1.0, 1.0 - allowance.rate * allowance.seconds[0]
-    for number, node in enumerate(order, start=1):
-        total += probabilities[node]
-        value = total - allowance.rate * allowance.seconds[number]
-        if value > most:
-            most, count = value, number
-    return (0, *sorted(order[:count]))
+    order = sorted(range(1, len(probabilities)), key=lambda node: -probabilities[node])
+    count = allowance.cut([probabilities[node] for node in order[: allowance.nodes - 1]])
+    kept = (0, *sorted(order[:count]))
+    said = sum(probabilities[node] for node in kept[1:] if node < len(tree))
+    made = _part(tree, tokens, shares, guess, on_text, kept)
+    return replace(made, said=said / allowance.trust)
 
 
 def _share(value: float) -> float:
@@ -129,4 +120,4 @@ def _part(
         made.append(guess.tokens[known + node - count])
         own.append(NONE)
         sources.append("text")
-    return MergedTree(tuple(parents), tuple(ranks), made, own, tuple(sources))
+    return MergedTree(tuple(parents), tuple(ranks), made, own, tuple(sources), 0.0)

@@ -9,9 +9,16 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, VerifyInput
 from medusa_chat.decoding.answer import Answer, busy_clock
+from medusa_chat.decoding.budget import Budget, StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
-from medusa_chat.decoding.draft import Autoregressive, Draft, Drafter, PromptLookup, TreeTensors
-from medusa_chat.decoding.draft_budget import DraftBudget
+from medusa_chat.decoding.draft import (
+    Autoregressive,
+    Draft,
+    Drafter,
+    Plan,
+    PromptLookup,
+    TreeTensors,
+)
 from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
@@ -45,6 +52,7 @@ class Engine:
         self.eos = eos
         self.name = ""
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
+        self.times: StepTimes | None = None  # learns from every step
         self._busy = busy_clock(self.backbone.device)
         self._ids: list[int] = []  # what the cache holds
 
@@ -52,7 +60,7 @@ class Engine:
         self,
         settings: GenerationSettings,
         tree: Tree,
-        budget: DraftBudget | None = None,
+        budget: Budget | None = None,
     ) -> Drafter:
         """The drafter that resolved settings name. Raises UsageError when it needs heads.
 
@@ -86,18 +94,18 @@ class Engine:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
-        them all text is "", and no stop string ends the answer. should_stop, asked after every
+        them all text is "", and no stop string ends the answer. should_stop: asked after every
         event, ends it as "cancelled". reader: of reasoning. logprobs: those of each token with so
-        many alternatives; None for none. Between parts of a long prompt comes a Reading. Raises
-        ContextError where the prompt leaves no room, UsageError where it is empty.
+        many alternatives; None: none. A long prompt yields Readings. Raises ContextError for a
+        prompt that leaves no room, UsageError for an empty one.
         """
         self._require_room(prompt_ids)
         started = perf_counter()
         limit = self._limit(len(prompt_ids), settings)
         answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs)
-        reused = self._reuse(prompt_ids)
-        while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
-            self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
+        reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
+        while len(prompt_ids) - len(self._ids) > chunk:
+            self._read(prompt_ids[len(self._ids) :][:chunk])
             yield Reading(len(self._ids), len(prompt_ids))
             if should_stop():
                 answer.reason = "cancelled"
@@ -116,11 +124,11 @@ class Engine:
                 answer.reason = "cancelled"
                 break
             started, begun = perf_counter(), self._busy()
-            state.most = answer.room
-            result, why = self._step(state, known)
+            result, plan = self._step(state, known, answer.room)
             known = [*result.tokens[1:], result.next_token]
-            busy = self._busy() - begun
-            yield answer.step(known, result, perf_counter() - started, busy, why)
+            busy, seconds = self._busy() - begun, perf_counter() - started
+            self._teach(result, plan, seconds)
+            yield answer.step(known, result, seconds, busy, plan.reason)
         if answer.reason == "error":
             self.backbone.cache.wipe()
         yield answer.finished()
@@ -140,10 +148,10 @@ class Engine:
         finally:
             self._ids = self._ids[: self.backbone.cache.length]
 
-    def _step(self, state: DecodeState, known: Sequence[int]) -> tuple[StepResult, str]:
-        """The next step, and why it drafts so many nodes. known: the tokens since the last step
-        (first the prompt), the root last."""
-        begun = perf_counter()
+    def _step(self, state: DecodeState, known: Sequence[int], room: int) -> tuple[StepResult, Plan]:
+        """The next step, and its plan. known: the tokens since the last step (first the prompt),
+        the root last. room: tokens that the answer may still have."""
+        begun, state.most = perf_counter(), room
         cache, drafter = self.backbone.cache, state.drafter
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
@@ -151,7 +159,13 @@ class Engine:
         result.heads_seconds += planned
         self._ids += result.tokens if result.is_finite else []
         drafter.learn(result.nodes, result.path)
-        return result, plan.reason
+        return result, plan
+
+    def _teach(self, result: StepResult, plan: Plan, seconds: float) -> None:
+        """Tell the budgets' times how long a step took."""
+        if self.times is not None:
+            drafting = result.heads_seconds
+            self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
 
     def _prefilled(
         self,

@@ -141,7 +141,7 @@ class Step:
     `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
     head included, and of the draft too where both are one recording (then heads_seconds is 0);
     nodes: of the draft, 1 for plain decoding. draft: None when details were not asked for. budget:
-    why so many nodes, "all" or in words (draft_budget.py). busy_seconds: see Stats.
+    why so many nodes, "all" or in words (budget.py). busy_seconds: see Stats.
     logprobs: see Prefilled.
     """
 
@@ -161,11 +161,25 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Learnt:
+    """What the budget of a drafter has learnt by the end of an answer. plain_seconds: of a step
+    without a draft; costs[i]: of a step of nodes[i] nodes, its draft included, in plain steps;
+    steps: how many taught it. trust: accepted nodes over those that the drafter promised."""
+
+    plain_seconds: float
+    nodes: tuple[int, ...]
+    costs: tuple[float, ...]
+    steps: int
+    trust: float
+
+
+@dataclass(frozen=True)
 class Finished:
     """The end. token_ids: everything generated, without the end token.
 
     prefilled.text + every step.text + tail = text, and so with reasoning, whose tail is what is
     left of it. message: why, when reason is "error".
+    learnt: None where no budget decided.
     """
 
     reason: Reason
@@ -175,6 +189,7 @@ class Finished:
     stats: Stats
     message: str = ""
     reasoning: str = ""
+    learnt: Learnt | None = None
 
 
 Event = Prefilled | Step | Finished

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.budget import WHOLE, Allowance, Budget
 from medusa_chat.decoding.continuation import Continuation, Guess
 from medusa_chat.decoding.draft import (
     Draft,
@@ -18,7 +19,6 @@ from medusa_chat.decoding.draft import (
     text_draft,
     with_chain,
 )
-from medusa_chat.decoding.draft_budget import WHOLE, Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import NONE, merge
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.heads import MedusaHeads
@@ -32,13 +32,13 @@ SURE = 1.0  # tokens that a continuation must promise to take nodes from the hea
 class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
-    Heads run at that one position, and only as many as the tree is deep. A DraftBudget decides how
-    many nodes a step drafts, and whether any: the tree's first ones, or of its candidates the most
+    Heads run at that one position, and only as many as the tree is deep. A Budget decides how many
+    nodes a step drafts, and whether any: the tree's first ones, or where it cuts drafts the most
     probable ones; without a budget all nodes are drafted. Raises UsageError when the tree is deeper
     than there are heads, or wider than the vocabulary.
 
     Drafter "auto" reads the text besides: where its end stood before in it (Continuation), what
-    followed there is drafted too. A DraftBudget of dynamic trees decides which of the two drafts,
+    followed there is drafted too. A Budget that cuts drafts decides which of the two drafts,
     or both. Otherwise the tree keeps its number of nodes, and those are the most probable ones of
     both. Where steps are recorded the host does not know the heads' guesses before a step: there
     the tree's last nodes become a chain for the continuation, where it promises SURE tokens or
@@ -50,29 +50,27 @@ class Medusa:
         heads: MedusaHeads,
         backbone: Backbone,
         tree: Tree,
-        budget: DraftBudget | None = None,
+        budget: Budget | None = None,
         reads_text: bool = False,
         is_recorded: bool = False,
     ) -> None:
         """is_recorded: whether steps are, so that a step waits for no number of it."""
-        candidates = budget.candidates if budget is not None else None
         self.name = "auto" if reads_text else "medusa"
-        self.tree, self._widest = tree, candidates or tree  # the second is what plans are cut from
-        _require_drawable(self._widest, len(heads), backbone.vocabulary)
+        self.tree = tree
+        _require_drawable(tree, len(heads), backbone.vocabulary)
         self._heads, self._lm_head, self._device = heads, backbone.lm_head, heads.bias.device
-        self._budget, self._is_grown = budget, candidates is not None
+        self.budget, self._is_grown = budget, budget is not None and budget.is_cut
         self._is_recorded = is_recorded and not self._is_grown
         self._is_weighed = self._is_grown or (len(tree) == 1 and not is_recorded)
         self._text = Continuation() if reads_text else None
-        self._length = -1  # tokens in the cache
         self._allowance = Allowance(len(tree), WHOLE)
         self._is_drafted = False  # whether there is more than the root
         self._guess: Guess | None = None  # of the text, where it is drafted in this step
         self._sources: tuple[Source | None, ...] = ()  # of the last draft
+        self._said: float | None = None  # the sum of its probabilities, where it was cut by them
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
-        self._length += len(tokens)
-        guess = None
+        guess, self._said = None, None
         if self._text is not None:
             self._text.read(tokens)
             guess = self._text.guess(depth)
@@ -91,12 +89,12 @@ class Medusa:
 
     def _allow(self, guess: Guess | None) -> Allowance:
         """What this step may draft, and of what."""
-        if self._budget is None:
+        if self.budget is None:
             found = self._allowance
         elif self._is_weighed:
-            return self._budget.allow(self._length, guess.reached if guess else ())
+            return self.budget.allow(guess.reached if guess else ())
         else:
-            found = self._budget.allow(self._length)
+            found = self.budget.allow()
         if self._text is None:
             return found
         is_taken = guess is not None and (not self._is_recorded or sum(guess.reached) >= SURE)
@@ -105,11 +103,11 @@ class Medusa:
     def _by_heads(self, depth: int, is_grown: bool) -> Plan:
         """The plan of what the heads may draft, at most `depth` deep. is_grown: `fill` keeps a part
         of it."""
-        widest, nodes, reason = self._widest, self._allowance.nodes, self._allowance.reason
-        nodes = len(widest) if self._is_grown and nodes > 1 else nodes
-        tensors, index = indexed(widest, nodes, min(depth, widest.depth), self._device)
+        tree, nodes, reason = self.tree, self._allowance.nodes, self._allowance.reason
+        nodes = len(tree) if self._is_grown and nodes > 1 else nodes
+        tensors, index = indexed(tree, nodes, min(depth, tree.depth), self._device)
         is_grown = is_grown and index is not None
-        return Plan(tensors, index, widest.width, is_grown, reason, tensors.tree.depth)
+        return Plan(tensors, index, tree.width, is_grown, reason, tensors.tree.depth)
 
     def _by_text(self, guess: Guess) -> Plan:
         """The plan of a continuation without the heads."""
@@ -124,8 +122,8 @@ class Medusa:
         count = next((n for n in FIXED if n <= most), 0)
         if not count:
             return self._by_heads(depth, False)
-        depth, tokens = min(depth, self._widest.depth), guess.tokens[:count]
-        return with_chain(self._widest, nodes - count, depth, tokens, self._device)
+        depth, tokens = min(depth, self.tree.depth), guess.tokens[:count]
+        return with_chain(self.tree, nodes - count, depth, tokens, self._device)
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
         """root int64 [1], hidden [1, d]: see Drafter.fill."""
@@ -159,6 +157,7 @@ class Medusa:
         tokens = [token, *(guessed[depth - 1][rank] for depth, rank in places)]
         shares = [NONE, *(math.exp(logits[d - 1][rank] - whole[d - 1]) for d, rank in places)]
         made = merge(plan.tree, tokens, shares, self._guess, self._allowance)
+        self._said = made.said
         self._sources = made.sources if {"text", "both"} & set(made.sources) else ()
         tensors = shape_of(made.parents, made.ranks, self._device)
         filled = torch.frombuffer(array("q", made.tokens), dtype=torch.long).to(self._device)
@@ -166,9 +165,10 @@ class Medusa:
         return Draft(filled, tensors, made.shares, guesses, self._sources)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        if self._budget is not None:
+        if self.budget is not None:
             by_text = sum(self._sources[node] == "text" for node in path) if self._sources else 0
-            self._budget.record(nodes, len(path), self._is_drafted, len(path) - by_text)
+            guessed = len(path) - by_text
+            self.budget.record(nodes, len(path), self._is_drafted, guessed, self._said)
 
 
 def _require_drawable(tree: Tree, heads: int, vocabulary: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from medusa_chat.decoding.events import Event, Finished, Learnt
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError
 from medusa_chat.messages import (
     BEFORE_READING,
@@ -18,7 +19,7 @@ from medusa_chat.messages import (
     Request,
     V,
 )
-from medusa_chat.runtime.requests import MeasureMemory, Tune
+from medusa_chat.runtime.requests import MeasureMemory, Reply
 from medusa_chat.runtime.runner import Runner, WorkerGone
 
 MAX_CRASHES = 3  # of the worker in a row: then restarting is left to the user
@@ -34,7 +35,8 @@ REMEDY = (
 class ModelState:
     """What the page shows of the model. message: why it "failed" and what to do; why it is
     "loading" when the worker's end is the reason; while "ready" or "empty", why the last load did
-    not bring another one. done, total, rate, note: of a phase that has them, as in LoadPhase."""
+    not bring another one. done, total, rate, note: of a phase that has them, as in LoadPhase.
+    learnt: what the last answer's budget knows, None before one."""
 
     status: Literal["empty", "loading", "ready", "failed"] = "empty"
     phase: str = ""
@@ -44,14 +46,14 @@ class ModelState:
     total: int = 0
     rate: float = 0.0
     note: str = ""
+    learnt: Learnt | None = None
 
 
 class ModelLifecycle:
     """The model behind a runner. One thread at a time runs requests; any may read.
 
     state: what the page shows. requested: the load that was asked for last. loaded: the load that
-    succeeded last. memory: as it was measured last. on_model: called with each model that is
-    ready. is_untuned: whether the model's steps were not timed since it was loaded.
+    succeeded last. memory: as it was measured last.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -60,7 +62,6 @@ class ModelLifecycle:
         self.requested: LoadRequest | None = None
         self.loaded: LoadRequest | None = None
         self.memory: DeviceMemory | None = None
-        self.is_untuned = False
         self._present: tuple[LoadRequest, ModelInfo] | None = None  # the model in the worker
         self._abandoned: LoadRequest | None = None  # a load that ended the worker too often
         self._crashes = 0  # of the worker in a row
@@ -71,10 +72,10 @@ class ModelLifecycle:
         match request:
             case LoadRequest():
                 return self._load(request)
-            case Tune():
-                return self._tune(request)
             case MeasureMemory():
                 return self._measure_memory(request)
+            case Reply():
+                return self._answer(request)
         return self.runner.run(request)
 
     def require_ready(self) -> None:
@@ -99,21 +100,18 @@ class ModelLifecycle:
             self._ready_at = time.monotonic()
             self._present = request, phase.model
             self.state = ModelState("ready", model=phase.model)
-            self.loaded, self.is_untuned = request, True
+            self.loaded = request
             return
         if phase.name not in BEFORE_READING:
             self._present = None
         told = (phase.done, phase.total, phase.rate, phase.note)
         self.state = ModelState("loading", phase.name, why, None, *told)
 
-    def _tune(self, request: Tune) -> Iterator[ModelInfo]:
-        for model in self.runner.run(request):
-            self.is_untuned = False
-            if self.state.status == "ready":
-                self.state = replace(self.state, model=model)
-            if self._present is not None:
-                self._present = self._present[0], model
-            yield model
+    def _answer(self, request: Reply) -> Iterator[Event]:
+        for event in self.runner.run(request):
+            if isinstance(event, Finished) and event.learnt is not None:
+                self.state = replace(self.state, learnt=event.learnt)
+            yield event
 
     def _measure_memory(self, request: MeasureMemory) -> Iterator[DeviceMemory]:
         try:

@@ -9,15 +9,15 @@ from medusa_chat.checkpoints.devices import refuse_out_of_memory
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory_needs import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
-from medusa_chat.decoding.draft import Drafter
+from medusa_chat.decoding.draft import Drafter, PromptLookup
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
+from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo, Text, TokenIds
 from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
-from medusa_chat.runtime.tuner import draft_budget
 from medusa_chat.trees.presets import load_tree
 
 
@@ -54,6 +54,8 @@ def reply(
                 event = replace(event, **told)
             elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
+                if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
+                    event = replace(event, learnt=drafter.budget.learnt)
                 if not isinstance(prompt, str | TokenIds):
                     loaded.said = said_so_far(loaded, read, event)
             yield event
@@ -99,26 +101,31 @@ def resolve(
 ) -> tuple[GenerationSettings, Drafter]:
     """Fill in drafter, tree, nodes and seed; the drafter itself. Raises UsageError.
 
-    A budget decides how many nodes each step drafts where the tree is auto, nobody has said how
-    many nodes it has, and the draft does not change the text, as with typical acceptance."""
+    A budget decides how much each step drafts where the tree is auto, nobody has said how many
+    nodes it has, and the draft does not change the text, as with typical acceptance."""
     drafter, budget = settings.drafter or "auto", None
     if drafter == "auto" and not loaded.info.heads:
-        drafter = "prompt-lookup"
+        drafter = PromptLookup.name
+    is_open = settings.tree == "auto" and settings.nodes is None
+    is_open &= settings.acceptance == "exact" or settings.is_greedy
+    is_recorded = loaded.engine.backend.tries > 0
     if drafter == "none":
-        tree, name = ROOT, "none"
+        tree, name, nodes = ROOT, "none", 1
+    elif drafter == PromptLookup.name:  # a chain; only its length is chosen
+        tree, name = ROOT, drafter
+        nodes = min(settings.nodes or DEPTH + 1, DEPTH + 1)
+        if is_open and not is_recorded:  # recorded chains have one length
+            budget = loaded.budget(drafter, (1.0,), False)
     elif settings.tree != "auto":
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
+        nodes = len(tree)
+    elif is_open:
+        auto = loaded.auto_tree()
+        tree, name, nodes = auto.tree, "auto", auto.nodes
+        budget = loaded.budget(drafter, auto.expected, loaded.is_cut)
     else:
-        tree, name = loaded.auto_tree(settings.nodes)[0], "auto"
-        if settings.nodes is None and (settings.acceptance == "exact" or settings.is_greedy):
-            budget = draft_budget(loaded, drafter)
-    nodes = len(tree)
-    if drafter == "prompt-lookup":  # a chain; only its length was chosen
-        if budget is not None:
-            nodes = DEPTH + 1
-        elif name == "auto" and settings.nodes is None:
-            nodes = max(nodes, loaded.usual[0])  # heads that do not pay are no reason against it
-        name, nodes = "prompt-lookup", min(nodes, DEPTH + 1)
+        auto = loaded.auto_tree(settings.nodes or loaded.info.nodes)
+        tree, name, nodes = auto.tree, "auto", auto.nodes
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     settings = replace(settings, drafter=drafter, tree=name, nodes=nodes, seed=seed)
     return settings, loaded.engine.drafter(settings, tree, budget=budget)

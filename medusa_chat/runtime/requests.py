@@ -16,7 +16,6 @@ from medusa_chat.messages import (
     DeviceMemory,
     LoadPhase,
     LoadRequest,
-    ModelInfo,
     PeekRequest,
     Prompt,
     Request,
@@ -40,14 +39,6 @@ class Reply(Request[Event]):
     continues: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
-
-
-@dataclass(frozen=True)
-class Tune(Request[ModelInfo]):
-    """Time the model's steps and choose the auto tree by them. The model as it is then comes
-    back, or nothing when the timing was stopped. again: also where the times are known."""
-
-    again: bool = True
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from medusa_chat.clean_stream import clean_output
 from medusa_chat.decoding.events import Prefilled
 from medusa_chat.errors import LoadStopped, MedusaChatError
 from medusa_chat.messages import BEFORE_READING, LoadPhase, LoadRequest, Request, V
-from medusa_chat.runtime.requests import End, Reply, Stop, Tune
+from medusa_chat.runtime.requests import End, Reply, Stop
 
 if TYPE_CHECKING:
     from medusa_chat.runtime.worker import Worker
@@ -91,10 +91,10 @@ class InProcess:
 
 @dataclass(eq=False)
 class Running:
-    """The request that runs. stage: a key of PATIENCE, "" for one that is never killed.
+    """The request that runs. stage: a key of PATIENCE.
     is_stopping: whether it was asked to stop. is_killed: whether its process was killed."""
 
-    stage: str = ""
+    stage: str
     is_stopping: bool = False
     is_killed: bool = False
 
@@ -135,7 +135,7 @@ class WorkerProcess:
         request that ignores a stop for too long ends with its process."""
         if isinstance(request, LoadRequest) and self.gone() and not self._is_closed:
             self._start()
-        first = {LoadRequest: "find", Reply: "prompt", Tune: ""}
+        first = {LoadRequest: "find", Reply: "prompt"}
         self._running = running = Running(first.get(type(request), "answer"))
         try:
             for value in self._exchange(request):
@@ -194,7 +194,7 @@ class WorkerProcess:
         except (OSError, ValueError):
             return  # the worker has exited: nothing is left to stop
         running = self._running
-        if running is not None and running.stage and not running.is_stopping:
+        if running is not None and not running.is_stopping:
             running.is_stopping = True
             after = PATIENCE[running.stage]
             timer = threading.Timer(after, self._kill, (running, self._process))

@@ -1,6 +1,5 @@
 """Session: the one door of every front end to a model, and the thread that serves it."""
 
-import logging
 import os
 import threading
 from typing import Any
@@ -9,7 +8,7 @@ from medusa_chat.decoding.events import Finished, Stats
 from medusa_chat.errors import LoadStopped, MedusaChatError
 from medusa_chat.messages import LoadRequest, Request, V
 from medusa_chat.runtime.model_lifecycle import NO_MODEL, ModelLifecycle, ModelState
-from medusa_chat.runtime.requests import MeasureMemory, Queue, Reply, Switch, Ticket, Tune
+from medusa_chat.runtime.requests import MeasureMemory, Queue, Reply, Switch, Ticket
 from medusa_chat.runtime.runner import Runner, WorkerGone
 
 LOADS = LoadRequest | Switch
@@ -19,12 +18,11 @@ NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 class Session:
     """One model and the requests to it, first come first served."""
 
-    def __init__(self, runner: Runner, tunes: bool = False) -> None:
-        """tunes: whether the model's steps are timed once after a load, when nobody asks."""
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.lifecycle = ModelLifecycle(runner)
         self._queue = Queue()
-        self._thread = JobThread(self._queue, self.lifecycle, tunes)
+        self._thread = JobThread(self._queue, self.lifecycle)
         runner.on_gone = self._thread.check_worker
 
     @property
@@ -119,8 +117,6 @@ class Session:
         return running is not None and isinstance(running.request, LOADS)
 
 
-IDLE_SECONDS = 2.0  # without a request, before the model's steps are timed
-PATIENCE = 4.0  # seconds that a request waits at most for the timing that follows a load on a CPU
 OUT_OF_MEMORY = (
     "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
 )
@@ -131,32 +127,16 @@ NONE_LEFT = "loading was stopped: no model is loaded"
 class JobThread:
     """Started by the first ticket. Where a request fails its ticket says why; the next one runs."""
 
-    def __init__(self, queue: Queue, lifecycle: ModelLifecycle, tunes: bool) -> None:
-        """tunes: whether steps are timed after a load: on a CPU at once, else when nobody asks."""
+    def __init__(self, queue: Queue, lifecycle: ModelLifecycle) -> None:
         self._queue, self._lifecycle, self._runner = queue, lifecycle, lifecycle.runner
-        self._tunes = tunes
-        self._patience: float | None = None  # seconds that a request waits for the timing that runs
         self._must_check_worker = False
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Run what waits in the queue, whose lock is held: timing that nobody asked for ends."""
-        self._end_tuning()
+        """Run what waits in the queue, whose lock is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
-
-    def _end_tuning(self) -> None:
-        """Stop the timing that runs when a request has waited for it long enough."""
-        if self._patience is not None:
-            later = threading.Timer(self._patience, self._stop_tuning)
-            later.daemon = True
-            later.start()
-
-    def _stop_tuning(self) -> None:
-        with self._queue.changed:
-            if self._patience is not None:
-                self._runner.stop()
 
     def check_worker(self) -> None:
         """Let the thread see whether the worker is gone; returns at once. From any thread."""
@@ -174,18 +154,14 @@ class JobThread:
                     self._replace_dead_worker()
                     continue
                 ticket = self._queue.next_ticket()
-                self._patience = 0.0 if ticket is None else None
-            if ticket is None:
-                self._tune_unasked()
-            else:
+            if ticket is not None:
                 self._run(ticket)
             self._queue.release()
 
     def _wait(self) -> None:
-        """Until there is something to do, or the time to tune."""
+        """Until there is something to do."""
         while not (self._queue or self._must_check_worker or self._queue.is_closed):
-            if not self._queue.changed.wait(IDLE_SECONDS if self._wants_tuning() else None):
-                return
+            self._queue.changed.wait()
 
     def _replace_dead_worker(self) -> None:
         """Load the model again where the worker ended while it was idle."""
@@ -205,10 +181,8 @@ class JobThread:
         match ticket.request:
             case LoadRequest():
                 self._load(ticket)
-                self._tune_at_once()
             case Switch(load):
                 self._switch(ticket, load)
-                self._tune_at_once()
             case _:
                 self._ask(ticket)
 
@@ -284,36 +258,6 @@ class JobThread:
         is_lost = lifecycle.state.status != "ready"
         if is_lost and before is not None and not self._queue.is_closed:
             self._load(Ticket(before))
-
-    def _tune_at_once(self) -> None:
-        """Time the steps of a model that was just loaded on a CPU, where drafts may cost more than
-        they save: with one thread, untimed first answers had 0.7 of plain decoding's speed."""
-        state = self._lifecycle.state
-        if self._wants_tuning() and state.model is not None and state.model.device == "cpu":
-            with self._queue.changed:
-                self._patience = PATIENCE
-                if self._queue:  # asked for during the load
-                    self._end_tuning()
-            self._tune_unasked()
-
-    def _wants_tuning(self) -> bool:
-        is_ready = self._lifecycle.state.status == "ready"
-        return self._tunes and self._lifecycle.is_untuned and is_ready
-
-    def _tune_unasked(self) -> None:
-        """Time the steps; a ticket that comes stops it, and it begins anew later. A failure is only
-        logged: the model works as before."""
-        try:
-            for _ in self._lifecycle.run(Tune(again=False)):
-                pass
-        except WorkerGone as error:
-            self._load_again(error)
-        except Exception as error:
-            self._lifecycle.is_untuned = False
-            logging.getLogger(__name__).warning("the steps could not be timed: %s", error)
-        finally:
-            with self._queue.changed:
-                self._patience = None
 
 
 def _sentence(error: Exception) -> str:

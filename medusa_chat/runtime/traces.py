@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from medusa_chat.decoding.events import DraftRecord, Event, Finished, Prefilled, Stats, Step
+from medusa_chat.decoding.events import DraftRecord, Event, Finished, Learnt, Prefilled, Stats, Step
 from medusa_chat.paths import write_bytes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _require_tree(draft: DraftRecord, path: Sequence[int]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats)):
+    if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats, Learnt)):
         names = (f.name for f in fields(value) if f.name != "logprobs")
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, (list, tuple)):

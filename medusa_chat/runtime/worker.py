@@ -33,8 +33,7 @@ from medusa_chat.messages import (
     Request,
 )
 from medusa_chat.runtime.reply import reply
-from medusa_chat.runtime.requests import End, MeasureMemory, Reply, Stop, Tune, Values
-from medusa_chat.runtime.tuner import tune_unless_known
+from medusa_chat.runtime.requests import End, MeasureMemory, Reply, Stop, Values
 
 BATCH_SECONDS = 0.01  # between two messages to the app
 
@@ -58,8 +57,6 @@ class Worker:
                 yield from reply(self.require(), request, should_stop)
             case PeekRequest():
                 yield peek(self.require(), request)
-            case Tune(again):
-                yield from tune_unless_known(self.require(), should_stop, again)
             case MeasureMemory(device):
                 yield self.measure_memory(device)
             case _:

@@ -151,7 +151,8 @@ def _answers(
     """The answer to every question, each conversation's in order. A conversation ends where its
     next prompt does not fit into the context, or is refused by the chat template: refused gets the
     place and the reason."""
-    tree, _ = loaded.auto_tree()  # not the whole: on a CPU its nodes cost more than they bring
+    # not the whole tree: on a CPU its nodes cost more than they bring
+    tree = loaded.auto_tree(loaded.info.nodes).tree
     for conversation in conversations:
         messages = conversation.system_messages
         for text in conversation.asked:

@@ -1,73 +1,72 @@
-"""What `--tree auto` means for a model: which tree, cut to how many nodes, and why."""
+"""What `--tree auto` means for a model: which tree, of how many nodes, and why."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from medusa_chat.decoding.budget import StepTimes
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import TreeFacts
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.expected_length import Accuracies, expected_lengths
 from medusa_chat.trees.presets import load_tree, published_accuracies
-from medusa_chat.trees.tuning_store import Tuning
 
-CANDIDATES = 2  # candidate nodes for each node that pays on average
-LEAST = 4  # nodes of a tree of which only a part pays, which each step drafts, or nothing
+CANDIDATES = 2  # nodes that the heads fill for each one that pays on average, where drafts are cut
+SIZES = (4, 8, 16, 32, 64)  # nodes of a tree, before anything is cut
+LEAST = 4  # nodes that should pay, where drafts are cut: a step that is sure of less drafts less
 
-if TYPE_CHECKING:
-    import torch
+
+@dataclass(frozen=True)
+class AutoTree:
+    """tree: what the heads fill. nodes: how many of it should pay best. expected[m - 1]: tokens a
+    step with the first m of these. why: in words."""
+
+    tree: Tree
+    nodes: int
+    expected: tuple[float, ...]
+    why: str
 
 
 def auto_tree(
     calibration: Calibration | None,
     heads: int,
-    device: "torch.device",
-    usual: tuple[int, str],
+    times: StepTimes,
+    is_cut: bool,
     nodes: int | None = None,
-    tuned: Tuning | None = None,
-) -> tuple[Tree, str]:
-    """The tree of `--tree auto` and why: the checkpoint's calibrated tree, else a published one,
-    pruned to the number of heads and cut to `nodes`; without `nodes` to the size that pays best by
-    the tuner's measured costs, and before the tuner ran to the `usual` nodes for their reason.
-    Raises UsageError for more nodes than the tree has.
+) -> AutoTree:
+    """The checkpoint's calibrated tree, else a published one, pruned to the number of heads and cut
+    to `nodes`, else to the size that pays best by the times of steps. is_cut: each draft keeps the
+    nodes that are worth their time, so that the tree has more of them. Raises UsageError for more
+    nodes than the tree has.
     """
     origin = "the checkpoint's calibrated tree" if calibration else "the published mc_sim_7b_63"
     source = source_tree(calibration, heads)
-    if nodes is not None and nodes > len(source):
-        raise UsageError(
-            f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads, give at most "
-            f"{len(source)}"
-        )
-    if nodes is None and tuned is not None and heads:
-        expected = expected_tokens(calibration, heads)
-        count, reason = tuned.pick(expected).nodes, tuned.reason(expected)
-        if count == 1 and device.type == "cpu" and tuned.pays_below(LEAST, expected):
-            count = LEAST
-            reason = f"of which fewer than {LEAST} nodes should pay (measured on {tuned.date[:10]})"
-        tree = source.head(count)
-        why = f"{origin}, {reason}"
-        found = candidates(calibration, heads, device, tree)
-        if found is not None:
-            why += f"; each step drafts what the heads are sure of, among {len(found)} nodes"
-        return tree, why
-    count, why = (nodes, f"for {device.type}") if nodes else usual
-    tree = source.head(count)
-    return tree, f"{origin}, {len(tree)} nodes {why}"
+    expected = expected_lengths(source, rank_accuracies(calibration))
+    if nodes is not None:
+        if nodes > len(source):
+            raise UsageError(
+                f"nodes is {nodes}: {origin} has {len(source)} nodes for {heads} heads, give at "
+                f"most {len(source)}"
+            )
+        return AutoTree(source.head(nodes), nodes, expected[:nodes], f"{origin}, {nodes} nodes")
+    count = best_size(expected, times)
+    if not is_cut:
+        why = f"{origin}, at most {count} nodes: how many pay is learnt from the steps"
+        return AutoTree(source.head(count), count, expected[:count], why)
+    count = min(max(count, LEAST), len(source))
+    tree = source.pruned(source.head(count).depth).head(CANDIDATES * count)
+    why = f"{origin}; each step drafts what pays, among {len(tree)} nodes"
+    return AutoTree(tree, count, expected[:count], why)
 
 
-def expected_tokens(calibration: Calibration | None, heads: int) -> tuple[float, ...]:
-    """Tokens a step with the first 1, 2, ... nodes of the whole tree that auto cuts."""
-    return expected_lengths(source_tree(calibration, heads), rank_accuracies(calibration))
-
-
-def candidates(
-    calibration: Calibration | None, heads: int, device: "torch.device", tree: Tree
-) -> Tree | None:
-    """The tree of candidates from which each step drafts, where `tree` pays best on average. None
-    where the draft is fixed: on a GPU, whose steps are recorded for one tree, and where drafting
-    does not pay."""
-    if len(tree) == 1 or device.type != "cpu":
-        return None
-    return source_tree(calibration, heads).pruned(tree.depth).head(CANDIDATES * len(tree))
+def best_size(expected: tuple[float, ...], times: StepTimes) -> int:
+    """The number of nodes, of SIZES or all, with the most expected tokens over their cost; plain
+    decoding wins a tie."""
+    costs = times.costs()
+    rates = {1: 1.0}
+    for nodes in (*(n for n in SIZES if n < len(expected)), len(expected)):
+        if 1 < nodes <= len(costs):
+            rates[nodes] = expected[nodes - 1] / (costs[nodes - 1] + times.draft)
+    return max(rates, key=rates.__getitem__)
 
 
 def source_tree(calibration: Calibration | None, heads: int) -> Tree:
@@ -81,13 +80,10 @@ def rank_accuracies(calibration: Calibration | None) -> Accuracies:
     return calibration.accuracies if calibration else published_accuracies()
 
 
-def tree_facts(
-    heads: int, calibration: Calibration | None, tuned: Tuning | None
-) -> TreeFacts | None:
+def tree_facts(heads: int, calibration: Calibration | None) -> TreeFacts | None:
     """What the auto tree follows from, for the page; None without heads."""
     if not heads:
         return None
-    costs = tuned.costs if tuned else None
     return TreeFacts(
         accuracies=tuple(tuple(row) for row in rank_accuracies(calibration)[:heads]),
         choices=source_tree(calibration, heads).choices[1:],
@@ -95,8 +91,4 @@ def tree_facts(
         measured_on=calibration.measured_on if calibration else "",
         positions=calibration.positions if calibration else 0,
         rates=tuple(calibration.rates.items()) if calibration else (),
-        sizes=costs.sizes if costs else (),
-        lengths=costs.lengths if costs else (),
-        seconds=costs.seconds if costs else (),
-        date=tuned.date if tuned else "",
     )

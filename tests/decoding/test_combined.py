@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engines import PROMPT, TREES, decode, engine_of, tokens
 from support.families import FAMILIES, VOCABULARY, tiny
-from support.step_costs import EXPECTED, TREE, costs_of
+from support.step_costs import EXPECTED, TREE, budget_of, times_of
 
-from medusa_chat.decoding import continuation as texts
-from medusa_chat.decoding import draft_budget as budgets
-from medusa_chat.decoding.continuation import Continuation, Guess
+from medusa_chat.decoding import budget as budgets
+from medusa_chat.decoding.budget import Allowance, Budget
+from medusa_chat.decoding.continuation import DEPTH, LEAST, PRIOR, Continuation, Guess
 from medusa_chat.decoding.draft import PromptLookup, with_chain
-from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.dynamic_tree import merge
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
@@ -61,7 +60,7 @@ def test_a_guess_has_no_more_tokens_than_a_tile_has_rows():
     text = Continuation()
     for token in [1, 2] * 60:
         text.read([token])
-    assert len(text.guess(100).tokens) == texts.DEPTH
+    assert len(text.guess(100).tokens) == DEPTH
 
 
 def test_a_long_match_goes_before_a_later_short_one():
@@ -73,7 +72,7 @@ def test_a_long_match_goes_before_a_later_short_one():
 def test_hits_inside_the_prompt_are_not_counted():
     text = Continuation()
     text.read([1, 2] * 20)
-    assert text.guess(1).rates == (texts.PRIOR[-1],)
+    assert text.guess(1).rates == (PRIOR[-1],)
 
 
 def test_what_follows_is_not_copied_where_matches_always_fail():
@@ -104,11 +103,11 @@ def test_a_guess_is_what_stood_after_the_same_tokens(ids, depth):
         text.read([token])
     found = text.guess(depth)
     if found is not None:
-        assert 1 <= len(found.tokens) <= min(depth, texts.DEPTH)
+        assert 1 <= len(found.tokens) <= min(depth, DEPTH)
         whole = [*ids, *found.tokens]
         first = found.tokens[0]
         assert any(whole[n - 1] == ids[-1] and whole[n] == first for n in range(1, len(ids)))
-        assert all(texts.LEAST <= w <= 1 for w in found.reached)
+        assert all(LEAST <= w <= 1 for w in found.reached)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
@@ -201,75 +200,70 @@ def test_any_merged_tree_is_a_tree_of_different_paths(shares, pairs, nodes):
 # The budget.
 
 
-def budget_of(per_node: float, usual: int = 4) -> DraftBudget:
-    costs = costs_of(per_node)
-    return DraftBudget(costs, EXPECTED[:usual], TREE.head(2 * usual) if usual > 1 else None)
-
-
 SURE = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 
 
 def test_a_sure_continuation_is_drafted_without_the_heads():
-    found = budget_of(0.1).allow(100, SURE)
+    found = budget_of(0.1).allow(SURE)
     assert found.by_text and not found.by_heads and found.reason == budgets.TEXT
     assert 2 <= found.nodes <= len(SURE) + 1
 
 
 def test_an_unsure_one_is_drafted_beside_the_heads_or_not_at_all():
-    assert budget_of(0.02).allow(100, (0.4,)).reason == budgets.BOTH
+    assert budget_of(0.02).allow((0.4,)).reason == budgets.BOTH
     plain = budget_of(0.1)
-    assert plain.allow(100, (0.02,)) == budget_of(0.1).allow(100)
+    assert plain.allow((0.02,)) == budget_of(0.1).allow()
 
 
 def test_where_heads_never_pay_the_text_still_may():
     budget = budget_of(0.3, usual=1)
-    assert budget.allow(100).nodes == 1
-    assert budget.allow(100, SURE).reason == budgets.TEXT
-    assert budget.allow(100, (0.1,)).nodes == 1
+    assert budget.allow().nodes == 1
+    assert budget.allow(SURE).reason == budgets.TEXT
+    assert budget.allow((0.1,)).nodes == 1
 
 
 def test_nodes_of_the_text_do_not_change_the_trust_in_the_heads():
     budget = budget_of(0.1)
-    budget.allow(100, SURE)
-    budget.record(5, 5)
-    assert budget.trust == 1.0
-    budget.allow(100, (0.4,))
+    budget.allow(SURE)
+    budget.record(5, 5, True, 5)
+    assert budget.trust == pytest.approx(budgets.TRUST)
+    budget.allow((0.4,))
     budget.record(5, 4, True, 1)
-    assert budget.trust < 1.0
+    assert budget.trust < budgets.TRUST
 
 
 def test_the_text_neither_spends_nor_earns_what_trials_of_the_heads_may_cost():
     def failed(budget, most=99):
         """How many drafts of the heads fail until none is tried."""
         count = 0
-        while count < most and budget.allow(100).nodes > 1:
-            budget.record(2, 1)
+        while count < most and budget.allow().nodes > 1:
+            budget.record(2, 1, True, 1)
             count += 1
         return count
 
     budget = budget_of(0.8)  # what the heads draft never pays, what the text offers does
-    some = failed(budget, 5)
+    some = failed(budget, 1)
     for _ in range(20):
-        nodes = budget.allow(100, SURE).nodes
-        budget.record(nodes, nodes)
-    assert some + failed(budget) == failed(budget_of(0.8)) > some
+        nodes = budget.allow(SURE).nodes
+        budget.record(nodes, nodes, True, 1)
+    fresh = failed(budget_of(0.8))
+    assert some < fresh <= some + failed(budget) <= fresh + 1
 
 
 def test_what_a_friendly_text_earned_is_not_spent_on_a_hostile_one():
     budget, lost = budget_of(0.1), 0.0
     for _ in range(50):
-        budget.record(budget.allow(100, SURE).nodes, 4)
+        budget.record(budget.allow(SURE).nodes, 4, True, 1)
     for _ in range(200):
-        nodes = budget.allow(100, SURE).nodes
-        budget.record(nodes, 1)
-        lost += budget.costs.at(nodes, 100) - 1
-    assert 0 < lost <= 200 * budgets.SHARE + budgets.PATIENCE * (budget.costs.at(4, 100) - 1)
+        nodes = budget.allow(SURE).nodes
+        budget.record(nodes, 1, nodes > 1, 1)
+        lost += budget._by_text[nodes - 1] - 1
+    assert 0 < lost <= 200 * budgets.SHARE + budgets.CREDIT
 
 
 @given(
     st.floats(0.0, 2.0),
-    st.floats(0.0, 0.001),
-    st.integers(1, 3000),
+    st.floats(0.0, 1.0),
     st.sampled_from([1, 8]),
     st.lists(
         st.tuples(st.integers(0, 10), st.floats(0.1, 1), st.integers(1, 11)),
@@ -278,26 +272,20 @@ def test_what_a_friendly_text_earned_is_not_spent_on_a_hostile_one():
     ),
 )
 def test_no_text_makes_the_steps_dearer_than_plain_decoding_and_a_fixed_sum(
-    per_node, per_token, length, usual, steps
+    per_node, draft, usual, steps
 ):
     """The budget's promise, whatever the text offers and however wrong it is."""
-    costs = costs_of(per_node, per_token)
-    budget = DraftBudget(costs, EXPECTED[:usual], TREE.head(2 * usual) if usual > 1 else None)
+    budget = budget_of(per_node, usual, usual > 1, draft)
     spent = plain = 0.0
-    start = length
     for count, rate, wanted in steps:
-        allowed = budget.allow(length, tuple(rate**n for n in range(1, count + 1)))
+        allowed = budget.allow(tuple(rate**n for n in range(1, count + 1)))
         nodes = allowed.nodes
         given = min(wanted, nodes)
-        prices = allowed.seconds or (costs.at(1, length),)
-        spent += prices[min(nodes, len(prices)) - 1]
-        budget.record(nodes, given, nodes > 1)
-        plain += given * costs.at(1, length)
-        length += given
-    most = usual if usual > 1 else texts.DEPTH + 1
-    overhead = max(costs.at(most, n) - costs.at(1, n) for n in (*costs.lengths, start, length))
-    slack = 1e-3 * plain + per_token * 64 * 64 * len(steps)
-    assert spent <= (1 + budgets.SHARE) * plain + budgets.PATIENCE * overhead + slack
+        costs = allowed.costs or (1.0,)
+        spent += costs[min(nodes, len(costs)) - 1]
+        budget.record(nodes, given, nodes > 1, given)
+        plain += given
+    assert spent <= (1 + budgets.SHARE) * plain + budgets.CREDIT + 1e-9
 
 
 # Answers.
@@ -310,17 +298,19 @@ def repeating(engine):
     return [*PROMPT, *tokens(engine, max_new_tokens=24)]
 
 
-class Tuned(DraftBudget):
-    """Of cheap nodes, with candidates."""
+class Tuned(Budget):
+    """Of cheap nodes, that cuts drafts."""
 
     def __init__(self, per_node=0.02):
-        super().__init__(costs_of(per_node), EXPECTED[:4], CANDIDATES)
+        super().__init__(times_of(per_node))
+        self.begin(EXPECTED[:4], True)
 
 
 FOUR = TREE.head(4)
 
 
-def drafter_of(engine, budget, tree=FOUR, **asked):
+def drafter_of(engine, budget, tree=None, **asked):
+    tree = tree or (FOUR if budget is None else CANDIDATES)
     settings = GenerationSettings(drafter="auto", seed=0, nodes=len(tree), **asked)
     return engine.drafter(settings, tree, budget)
 

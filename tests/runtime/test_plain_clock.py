@@ -1,7 +1,6 @@
 """Plain decoding beside an answer: like with like, and nothing of it stays."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -127,15 +126,3 @@ def test_a_step_of_a_comparison_has_no_time_of_other_programs():
     assert stats.step_seconds == 0.5
     assert replace(stats, busy_seconds=1.0).step_seconds == 0.25
     assert Stats.of(1, 0, 0, 0.0, 0.1).step_seconds is None
-
-
-def test_prompt_lookup_drafts_where_the_heads_do_not_pay(monkeypatch):
-    """The tree of a tuner that found plain decoding fastest has one node: the heads' affair."""
-    monkeypatch.setattr(replies, "draft_budget", lambda *_: None)
-    engine = SimpleNamespace(drafter=lambda settings, tree, budget: settings)
-    loaded = SimpleNamespace(
-        info=SimpleNamespace(heads=3), auto_tree=lambda _: (ROOT, ""), usual=(8, ""), engine=engine
-    )
-    for asked, nodes in ((None, 8), (1, 1)):
-        settings = GenerationSettings(drafter="prompt-lookup", nodes=asked)
-        assert replies.resolve(loaded, settings)[0].nodes == nodes

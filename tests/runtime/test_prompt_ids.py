@@ -19,6 +19,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from medusa_chat.checkpoints.loaded_model import CachedText, LoadedModel
+from medusa_chat.decoding.budget import StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
@@ -101,7 +102,7 @@ def tokenizer_of(kind, template=TEMPLATE, special=SPECIAL, added=ADDED):
 def model_of(tokenizer):
     """All of a loaded model that a prompt is made with."""
     info = SimpleNamespace(name="tiny", context=4096)
-    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, (1, ""))
+    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, StepTimes([1.0]))
 
 
 def without(tokenizer, texts):

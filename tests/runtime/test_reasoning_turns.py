@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.decoding.budget import StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.reasoning import HARMONY_MARKERS
 from medusa_chat.decoding.settings import GenerationSettings
@@ -50,7 +51,7 @@ def model_of(template, special=("<|im_start|>", "<|im_end|>")):
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     tokenizer.chat_template = template
     info = SimpleNamespace(name="tiny", context=4096)
-    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, (1, ""))
+    return LoadedModel(None, tokenizer, TokenTexts(tokenizer), None, info, StepTimes([1.0]))
 
 
 def prompt(template, *talk, **options):

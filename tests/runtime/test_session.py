@@ -16,7 +16,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
 from medusa_chat.runtime import model_lifecycle
-from medusa_chat.runtime.requests import MAX_GUESTS, Queue, Reply, Switch, Ticket, Tune
+from medusa_chat.runtime.requests import MAX_GUESTS, Queue, Reply, Switch, Ticket
 from medusa_chat.runtime.runner import InProcess, WorkerGone, WorkerProcess
 from medusa_chat.runtime.session import Session
 
@@ -326,9 +326,9 @@ def test_a_request_that_waits_ends_at_once_when_it_is_cancelled():
     list(session.lifecycle.run(LoadRequest()))
     job = session.submit(Reply("hello", SETTINGS))
     wait_for(lambda: job.trace)
-    requests = [PeekRequest((1,)), Tune(), LoadRequest("/another")]
+    requests = [PeekRequest((1,)), LoadRequest("/another")]
     tickets = [session.submit(request) for request in requests]
-    assert [session.position(ticket) for ticket in tickets] == [1, 1, 2]
+    assert [session.position(ticket) for ticket in tickets] == [1, 1]
     for ticket in tickets:
         session.cancel(ticket)
         assert ticket.done.is_set() and not ticket.trace and session.position(ticket) == 0

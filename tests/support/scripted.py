@@ -11,6 +11,7 @@ from medusa_chat.decoding.events import (
     DraftRecord,
     Event,
     Finished,
+    Learnt,
     Prefilled,
     Reading,
     Stats,
@@ -32,7 +33,7 @@ from medusa_chat.messages import (
     Request,
     TreeFacts,
 )
-from medusa_chat.runtime.requests import MeasureMemory, Reply, Tune
+from medusa_chat.runtime.requests import MeasureMemory, Reply
 from medusa_chat.trees.shapes import chain
 
 WORDS = (
@@ -92,7 +93,6 @@ class ScriptedRunner:
     settings: list[GenerationSettings] = field(default_factory=list)
     peeks: list[PeekRequest] = field(default_factory=list)
     forced: dict[str, Any] = field(default_factory=dict)
-    is_timed: bool = False
     plain_share: float = 0.8
     node_cost: float = 0.02  # of a plain step's time, for each node more
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -106,10 +106,6 @@ class ScriptedRunner:
                 yield from self.reply(prompt, settings)
             case PeekRequest():
                 yield self.peek(request)
-            case Tune():
-                self.is_timed = True
-                why = "24 nodes, by step times measured here"
-                yield replace(self.model, nodes=24, tree_reason=why)
             case MeasureMemory():
                 yield DeviceMemory("cpu", 8 * 10**9, 16 * 10**9)
 
@@ -139,10 +135,7 @@ class ScriptedRunner:
 
     @property
     def facts(self) -> TreeFacts:
-        """Step times once they are asked for."""
         table = tuple(tuple(a * 0.85**head for a in ACCURACY) for head in range(4))
-        sizes = (1, 4, 8, 16, 24) if self.is_timed else ()
-        rows = (tuple(0.01 * (1 + self.node_cost * (n - 1)) for n in sizes),)
         return TreeFacts(
             accuracies=table,
             choices=best_tree(24).choices[1:],
@@ -150,10 +143,18 @@ class ScriptedRunner:
             measured_on="12 answers to secret-file.jsonl",
             positions=3456,
             rates=((1, 1.0), (8, 2.1), (16, 2.4)),
-            sizes=sizes,
-            lengths=(128,) if sizes else (),
-            seconds=rows if sizes else (),
-            date="2026-01-02T03:04:05" if sizes else "",
+        )
+
+    @property
+    def learnt(self) -> Learnt:
+        """What an answer's end tells of the costs of steps."""
+        nodes = (1, 4, 8, 16, 24)
+        return Learnt(
+            plain_seconds=0.01,
+            nodes=nodes,
+            costs=tuple(1 + self.node_cost * (n - 1) for n in nodes),
+            steps=40,
+            trust=1.0,
         )
 
     def peek(self, request: PeekRequest) -> Peek:
@@ -248,8 +249,16 @@ class ScriptedRunner:
         )
         tail = reader.finish()
         whole = whole.plus(tail)
-        texts = (whole.text, tail.text, stats, "", whole.reasoning)
-        yield Finished(reason, tuple(tokens), *texts)
+        learnt = self.learnt if len(tree) > 1 else None
+        yield Finished(
+            reason,
+            tuple(tokens),
+            whole.text,
+            tail.text,
+            stats,
+            reasoning=whole.reasoning,
+            learnt=learnt,
+        )
 
 
 def scripted_step(

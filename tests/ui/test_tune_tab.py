@@ -73,26 +73,28 @@ def test_curves_rise_and_the_searched_tree_is_never_below_the_one_in_use():
     assert tokens["calibration"] == [[1, 1.0], [8, 2.1], [16, 2.4]]
 
 
+def learnt_view(**more) -> dict:
+    runner = runner_of(**more)
+    return tune_view(ModelState("ready", model=runner.model, learnt=runner.learnt))
+
+
 def test_speedups_are_tokens_over_cost_and_the_best_is_marked():
-    view = view_of(runner_of(is_timed=True))
-    (line,) = view["speedup"]["lines"]
-    points, used = dict(line["points"]), dict(view["tokens"]["used"])
+    view = learnt_view()
+    points, used = dict(view["speedup"]["points"]), dict(view["tokens"]["used"])
     assert points[1] == 1
     assert points[16] == pytest.approx(used[16] / (1 + 0.02 * 15), rel=2e-3)
-    best = line["best"]
-    assert points[best["nodes"]] == pytest.approx(best["speedup"], abs=0.01)
-    assert view["times"]["lines"][0]["ms"][0] == 10 and view["speedup"]["plain"] == ""
+    nodes, best = view["speedup"]["best"]
+    assert points[nodes] == best == max(points.values())
+    assert view["costs"]["ms"] == 10 and dict(view["costs"]["points"])[24] == pytest.approx(1.46)
 
 
-def test_where_plain_decoding_is_faster_it_says_so():
-    view = view_of(runner_of(is_timed=True, node_cost=2.0))
-    assert view["speedup"]["plain"].startswith("Plain decoding is faster than Medusa here")
-    assert view["speedup"]["lines"][0]["best"]["nodes"] == 1
+def test_where_plain_decoding_is_faster_one_node_is_best():
+    assert learnt_view(node_cost=2.0)["speedup"]["best"] == [1, 1.0]
 
 
-def test_before_anything_was_timed_there_is_no_speedup():
+def test_before_an_answer_nothing_is_known_of_costs():
     view = view_of(runner_of())
-    assert view["times"] is None and view["speedup"] is None
+    assert view["costs"] is None and view["speedup"] is None
 
 
 def test_a_guest_sees_no_file_names_and_is_known_as_one():
@@ -115,47 +117,16 @@ def controller():
     session.close()
 
 
-def ended(controller: TuneController) -> dict:
-    assert controller._asked is not None and controller._asked.done.wait(240)
-    return controller.view()
-
-
-def test_measuring_waits_its_turn_and_then_shows_what_was_found(controller, monkeypatch):
-    monkeypatch.setattr(controller.session.runner, "hold_at", 0)
-    job = controller.session.submit(Reply("slow", GenerationSettings()))
-    seen = ["", ""]
-    line = json.loads(controller.measure(seen, OWNER)[0])
-    assert line["work"]["running"] and "waiting, 1 ahead" in line["work"]["text"]
-    first = controller._asked
-    controller.measure(seen, OWNER)
-    assert controller._asked is first, "a second click asks for the same"
-    controller.session.cancel(job)
-    view = ended(controller)
-    assert view["work"]["text"] == "Measured: 24 nodes are used."
-    assert view["speedup"]["lines"][0]["best"]["speedup"] > 1
+def test_what_an_answer_has_taught_is_shown(controller):
+    assert controller.view()["costs"]["steps"] == 40
+    controller.session.submit(LoadRequest()).done.wait(240)
+    assert controller.view()["costs"] is None, "another model has learnt nothing yet"
 
 
 def test_a_look_sends_only_what_has_changed(controller):
     seen = ["", ""]
     assert json.loads(controller.refresh(seen, OWNER)[0])["model"] == "scripted"
     assert controller.refresh(seen, OWNER) == ({"__type__": "update"},) * 2
-
-
-def test_a_guest_changes_nothing(controller):
-    assert json.loads(controller.measure(["", ""], VISITOR)[0])["guest"]
-    assert controller._asked is None and not controller.session.runner.is_timed
-
-
-def test_a_measurement_that_fails_says_why(controller, monkeypatch):
-    def broken(request):
-        raise UsageError("the steps cannot be timed")
-        yield
-
-    monkeypatch.setattr(controller.session.runner, "run", broken)
-    controller.measure(["", ""], OWNER)
-    work = ended(controller)["work"]
-    assert work["failed"] and "the steps cannot be timed" in work["text"]
-    assert controller.session.state.status == "ready"
 
 
 # ---- the hardware model ----

@@ -25,7 +25,7 @@ def roofline(context: BenchContext) -> Iterator[Row]:
     work = 2 * _multiplied(context)
     yield row("read bandwidth", [rate / 1e9], "GB/s")
     yield row("large product", [peak / 1e9], "GFLOP/s")
-    _, _, by_nodes = times_by_nodes(context)
+    _, by_nodes = times_by_nodes(context)
     for nodes, values in by_nodes.items():
         if values:
             reading, arithmetic = weights / rate, work * nodes / peak

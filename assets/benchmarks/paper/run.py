@@ -20,7 +20,6 @@ from head_shapes import heads
 from host_gaps import host_gaps
 from kept_stages import two_stage
 from paper_context import PaperContext
-from prediction import prediction
 from reference import reference
 from report import model_answers, report
 from report_page import report_html
@@ -51,7 +50,6 @@ STUDIES: dict[str, Callable[[PaperContext], Iterator[Row]]] = {
     "two-stage": two_stage,
     "report": report,
     "roofline": roofline,
-    "tuner": prediction,
     "host": host_gaps,
 }
 WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage", "host")

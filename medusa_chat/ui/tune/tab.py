@@ -1,13 +1,10 @@
-"""The Tune tab: what the heads are worth here, the tree in use, and the times of its steps."""
+"""The Tune tab: what the heads are worth here, the tree in use, and what its steps cost."""
 
-import time
 from typing import Any
 
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.messages import ModelInfo
-from medusa_chat.runtime.requests import Ticket, Tune
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.events import Run, latest
 from medusa_chat.training.hardware import GPUS, SHAPES
@@ -24,10 +21,10 @@ from medusa_chat.ui.tune.roofline import (
     setting_of,
 )
 from medusa_chat.ui.tune.training_view import train_view
-from medusa_chat.ui.tune.view import TuneStatus, tune_view
+from medusa_chat.ui.tune.view import tune_view
 
 FIRST = ("A100-80GB-PCIe", "7B", "1024", "1", "64", "paper")
-NOT_YOURS = "Only the person who shared this page may change its tree."
+NOT_YOURS = "Only the person who shared this page may stop a training."
 WHOSE = [("the paper's 7B", "paper"), ("this model's", "loaded")]
 
 
@@ -36,8 +33,6 @@ class TuneController:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._asked: Ticket[ModelInfo] | None = None
-        self._began = 0.0
         self._run: Run | None = None
 
     # ---- events ----
@@ -61,17 +56,6 @@ class TuneController:
                 gr.Warning(f"The training cannot be stopped from here: {error.strerror}")
         return self.refresh(shown, request)
 
-    def measure(self, shown: list[str], request: gr.Request) -> Any:
-        """Time the steps anew, behind the answers that were asked for before."""
-        if is_guest(request):
-            gr.Info(NOT_YOURS)
-        elif self._asked is None or self._asked.done.is_set():  # else a second click on the same
-            try:
-                self._asked, self._began = self.session.submit(Tune()), time.monotonic()
-            except MedusaChatError as error:
-                gr.Info(str(error))
-        return self.refresh(shown, request)
-
     def model(self, *posted: object) -> Any:
         """The hardware model for what was chosen: GPU, size, context, batch, nodes, whose heads."""
         try:
@@ -85,7 +69,7 @@ class TuneController:
 
     def view(self, guest: bool = False) -> dict[str, Any]:
         """What the tab shows now."""
-        return tune_view(self.session.state, self._work(), guest)
+        return tune_view(self.session.state, guest)
 
     def latest(self) -> Run | None:
         """The training of this user that was begun last."""
@@ -99,23 +83,6 @@ class TuneController:
             return None
         table = model.tree_facts.accuracies
         return expected_lengths(likeliest(table, PAPER_NODES), table)[-1]
-
-    def _work(self) -> TuneStatus:
-        """The result of the last request."""
-        asked = self._asked
-        if asked is None:
-            return TuneStatus()
-        if asked.state == "waiting":
-            ahead = self.session.position(asked)
-            where = f": waiting, {ahead} ahead" if ahead else ""
-            return TuneStatus(f"Timing the steps{where} …", True)
-        if asked.state == "running":
-            return TuneStatus(f"Timing the steps, {time.monotonic() - self._began:.0f} s …", True)
-        if asked.error:
-            return TuneStatus(f"Timing the steps failed: {asked.error}", failed=True)
-        if (model := asked.result) is None:
-            return TuneStatus("Timing the steps was stopped.", failed=True)
-        return TuneStatus(f"Measured: {model.nodes} nodes are used.")
 
 
 def build_tune(session: Session) -> TuneController:
@@ -131,7 +98,6 @@ def build_tune(session: Session) -> TuneController:
                 boxes = _boxes()
             roof = script_block("roof", to_line(roof_view(setting_of(*FIRST[:-1]))))
     picture.refresh(controller.refresh, [shown], [picture, training], **AT_ONCE)
-    picture.measure(controller.measure, [shown], [picture, training], **AT_ONCE)
     training.halt(controller.halt, [shown], [picture, training], **AT_ONCE)
     for box in boxes:
         box.input(controller.model, boxes, [roof], **AT_ONCE)

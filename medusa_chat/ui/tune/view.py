@@ -1,16 +1,14 @@
 """The Tune tab as data: accuracies, the tree, its curves. No gradio, no torch."""
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import ModelInfo, TreeFacts
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.trees.expected_length import node_value
 from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.page.tree_view import short
-from medusa_chat.ui.tune.curves import speedup_view, times_view, token_curves
+from medusa_chat.ui.tune.curves import costs_view, speedup_view, token_curves
 
 EMPTY = {
     "empty": "No model is loaded. Choose one in the Models tab: its heads, its tree and what they "
@@ -25,20 +23,7 @@ NO_HEADS = (
 )
 
 
-@dataclass(frozen=True)
-class TuneStatus:
-    """A request to time the steps: a sentence while it waits, runs or has failed."""
-
-    text: str = ""
-    running: bool = False
-    failed: bool = False
-
-
-def tune_view(
-    state: ModelState,
-    work: TuneStatus = TuneStatus(),
-    is_guest: bool = False,
-) -> dict[str, Any]:
+def tune_view(state: ModelState, is_guest: bool = False) -> dict[str, Any]:
     """Everything the tab draws. A guest sees the same, but for the names of files and folders, and
     may change nothing."""
     model = state.model
@@ -48,7 +33,6 @@ def tune_view(
     if model.tree_facts is None:
         return {"text": NO_HEADS, "guest": is_guest, "model": name}
     facts = model.tree_facts
-    costs = StepCosts(facts.sizes, facts.lengths, facts.seconds) if facts.sizes else None
     return {
         "text": "",
         "guest": is_guest,
@@ -57,9 +41,8 @@ def tune_view(
         "table": table_view(facts, is_guest),
         "tree": tree_view(model, facts),
         "tokens": token_curves(facts),
-        "times": times_view(costs, facts.date),
-        "speedup": speedup_view(facts, costs),
-        "work": asdict(TuneStatus() if is_guest else work),
+        "costs": costs_view(state.learnt),
+        "speedup": speedup_view(facts, state.learnt),
     }
 
 

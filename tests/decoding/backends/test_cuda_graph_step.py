@@ -4,27 +4,26 @@ body is called instead of replayed."""
 import logging
 from dataclasses import replace
 from itertools import cycle
-from types import SimpleNamespace
 
 import pytest
 import torch
 from support.engines import PROMPT, engine_of, on
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.graphs import NEW, answer, assert_same, both_ways, settings_of, tokens
+from support.step_costs import times_of
 
+from medusa_chat.bench.step_profiler import time_steps
 from medusa_chat.checkpoints.load import _warm_up
 from medusa_chat.checkpoints.prepare import try_cuda_graphs
 from medusa_chat.decoding import medusa
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep, RecordedStep
 from medusa_chat.decoding.backends.replacements import replace_submodules
+from medusa_chat.decoding.budget import Allowance, Budget
 from medusa_chat.decoding.continuation import Guess
-from medusa_chat.decoding.draft_budget import Allowance, DraftBudget
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import ROOT
-from medusa_chat.runtime.step_profiler import time_steps
 from medusa_chat.trees.shapes import cartesian, chain
 
 SETTINGS = [
@@ -153,14 +152,15 @@ def test_the_context_ends_an_answer_as_it_does_by_parts():
         assert found[-1].reason == "context"
 
 
-class Moody(DraftBudget):
+class Moody(Budget):
     """Asks for another number of nodes whenever its list does."""
 
     def __init__(self, sizes):
-        super().__init__(StepCosts((1, 4, 7), (1,), ((1.0, 1.1, 1.2),)), [1.0] * 7)
+        super().__init__(times_of(0.03))
+        self.begin([1.0] * 7, False)
         self.sizes = cycle(sizes)
 
-    def allow(self, length):
+    def allow(self, text=()):
         return Allowance(next(self.sizes), "the list")
 
 
@@ -220,7 +220,7 @@ def test_the_first_answer_finds_its_steps_recorded(monkeypatch):
     engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
     recorded = CudaGraphStep(engine.backbone)
     engine = on(engine, recorded)
-    _warm_up(SimpleNamespace(engine=engine), tree)
+    _warm_up(engine, tree)
     monkeypatch.setattr(RecordedStep, "__init__", lambda *_: pytest.fail("recorded only now"))
     for shape in (ROOT, tree):
         for temperature in (0.0, 0.7):
@@ -230,7 +230,7 @@ def test_the_first_answer_finds_its_steps_recorded(monkeypatch):
 
 
 def test_the_rehearsal_times_recorded_steps():
-    """What the tuner measures is what answers have: no step by its parts among them, and no time
+    """What the profiler measures is what answers have: no step by its parts among them, and no time
     that recording takes."""
     engine, tree = engine_of(tiny("llama")), cartesian(2, 2)
     recorded = CudaGraphStep(engine.backbone)

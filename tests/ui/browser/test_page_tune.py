@@ -1,11 +1,11 @@
-"""The Tune tab in a real browser, on a scripted model: pictures, the two wishes, its edges."""
+"""The Tune tab in a real browser, on a scripted model: pictures, a training, its edges."""
 
 from collections.abc import Iterator
 
 import pytest
 from support import scripted
 from support.access import findings
-from support.page import Served, drawn_frames, opened_on, page_of
+from support.page import Served, ask, drawn_frames, opened_on, page_of
 from support.training_events import step
 
 from medusa_chat.messages import LoadRequest
@@ -51,17 +51,19 @@ def test_the_loaded_models_heads_and_tree_are_drawn(served, tab):
     assert tab.locator(".heat tbody tr").count() == 4
     assert tab.locator(".heat td.tinted").first.inner_text() == "62%"
     assert tab.locator("svg.shape .chip").count() == NODES
-    says(tab, ".tune-verdict", "not timed on this machine yet")
+    says(tab, ".tune-verdict", "Nothing was decoded yet.")
     tab.get_by_role("button", name="Mask").focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector(".tune-block svg.mask")
     assert tab.locator(".tune-block svg.mask .row").count() == NODES
 
 
-def test_measuring_shows_times_and_the_best_point(served, tab):
-    tab.click(".tune-actions .measure")
-    says(tab, ".tune-work", "Measured: 24 nodes are used.")
+def test_an_answer_teaches_costs_and_the_best_point(tab):
+    tab.get_by_role("tab", name="Chat").click()
+    ask(tab, "hello")
+    tab.get_by_role("tab", name="Tune").click()
     says(tab, ".tune-verdict", "times plain decoding")
+    says(tab, ".tune-block", "learnt from 40 steps")
     tab.wait_for_selector(".tune-block .plot .best")
     assert tab.locator(".tune-block .plot .best").count() == 1
 

@@ -1,4 +1,4 @@
-"""How many nodes a model starts with on a GPU: by its data sheet, and never by a constant alone."""
+"""What steps should cost before any was seen: on a GPU by its data sheet."""
 
 from types import SimpleNamespace
 
@@ -6,13 +6,16 @@ import pytest
 import torch
 from support.inspected import VICUNA
 
-from medusa_chat.checkpoints import usual_nodes as usual
+from medusa_chat.checkpoints import step_prior as prior
 from medusa_chat.checkpoints.gpus import GPUS, Gpu, gpu_of
 from medusa_chat.checkpoints.machine import Cpu
-from medusa_chat.trees.auto_tree import auto_tree, expected_tokens
+from medusa_chat.checkpoints.step_prior import step_prior
+from medusa_chat.trees.auto_tree import best_size, rank_accuracies, source_tree
+from medusa_chat.trees.expected_length import expected_lengths
 
 CUDA, CPU, MPS = (torch.device(name) for name in ("cuda", "cpu", "mps"))
 OWN_LM_HEADS = 5 * (4096 * 4096 + 4096 * 32000)
+EXPECTED = expected_lengths(source_tree(None, 5), rank_accuracies(None))
 
 
 def card(name, capability=(8, 6), count=28, clock=1_777_000, memory=7_501_000, width=192):
@@ -25,8 +28,7 @@ def card(name, capability=(8, 6), count=28, clock=1_777_000, memory=7_501_000, w
 
 def nodes_on(monkeypatch, properties, precision, config=VICUNA, device=CUDA, heads=OWN_LM_HEADS):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    expected = expected_tokens(None, 5)
-    return usual.usual_nodes(device, precision, False, config, expected, heads)
+    return best_size(EXPECTED, step_prior(device, precision, False, config, heads))
 
 
 @pytest.mark.parametrize(
@@ -43,21 +45,16 @@ def nodes_on(monkeypatch, properties, precision, config=VICUNA, device=CUDA, hea
     ],
 )
 def test_a_7b_starts_with_what_its_card_can_pay(monkeypatch, name, precision, least, most):
-    nodes, why = nodes_on(monkeypatch, card(name), precision)
-    assert least <= nodes <= most
-    assert why.startswith("modelled from the bandwidth and compute of ")
-    tree, words = auto_tree(None, 5, CUDA, (nodes, why))
-    assert len(tree) == nodes and f"{nodes} nodes modelled from the bandwidth" in words
+    assert least <= nodes_on(monkeypatch, card(name), precision) <= most
 
 
 @pytest.mark.parametrize("precision", ["fp16", "nf4", "int8"])
-def test_less_arithmetic_never_means_more_nodes(precision):
-    expected, found = expected_tokens(None, 5), []
+def test_less_arithmetic_never_means_more_nodes(monkeypatch, precision):
+    found = []
     for flops in (1e12, 5e12, 20e12, 80e12, 300e12, 1e15):
-        asked = (Gpu("a card", flops, 1e12, flops / 512), usual.sizes(VICUNA), precision)
-        seconds = tuple(usual._seconds(*asked, m, OWN_LM_HEADS) for m in usual.MODELLED)
-        costs = usual.StepCosts(usual.MODELLED, (1,), (seconds,))
-        found.append(usual.pick(costs, expected, 1).nodes)
+        gpu = Gpu("a card", flops, 1e12, flops / 512)
+        monkeypatch.setattr(prior, "gpu_of", lambda properties, gpu=gpu: gpu)
+        found.append(nodes_on(monkeypatch, None, precision))
     least = 3 if precision == "fp16" else 2  # the products of each row cost as much on any card
     assert found == sorted(found) and len(set(found)) >= least
 
@@ -93,25 +90,25 @@ def test_every_named_card_is_found_under_nvidias_names():
     "properties",
     [card("A4000", clock=None), card("new", (13, 0)), card("RTX 4090 Laptop GPU", memory=0)],
 )
-def test_what_is_not_known_starts_cautiously_and_says_so(monkeypatch, properties):
+def test_what_is_not_known_starts_cautiously(monkeypatch, properties):
     assert gpu_of(properties) is None
-    nodes, why = nodes_on(monkeypatch, properties, "fp16")
-    assert nodes == usual.CAUTIOUS and why.startswith("for cuda, a default until step times")
+    known = nodes_on(monkeypatch, properties, "fp16")
+    assert 8 <= known <= 24
     experts = VICUNA | {"num_local_experts": 8}
-    assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", experts)[0] == usual.CAUTIOUS
-    assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", {})[0] == usual.CAUTIOUS
-    assert nodes_on(monkeypatch, None, "fp16", device=MPS)[0] == usual.CAUTIOUS
+    assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", experts) == known
+    assert nodes_on(monkeypatch, card("NVIDIA H100"), "fp16", {}) == known
+    assert nodes_on(monkeypatch, None, "fp16", device=MPS) == known
 
 
 @pytest.mark.parametrize("has_amx", [False, True])
-def test_a_cpu_starts_with_few(monkeypatch, has_amx):
-    monkeypatch.setattr(usual, "this_cpu", lambda: Cpu(has_amx))
-    expected, some = expected_tokens(None, 3), 8 if has_amx else 4
-    for precision, is_native, nodes in (
-        *(("fp32", False, 4), ("fp32", True, 4), ("bf16", True, some), ("bf16", False, 16)),
-        *(("int8", True, 4), ("nf4", False, 4)),
-    ):
-        found = usual.usual_nodes(CPU, precision, is_native, VICUNA, expected, 0)
-        assert found == (nodes, "for cpu")
-    found = usual.usual_nodes(CPU, "bf16", True, VICUNA, expected, 0, is_packed=True)
-    assert found == (4, "for cpu"), "AMX multiplies no numbers of a GGUF file"
+def test_rows_are_dear_on_a_cpu_without_tiles(monkeypatch, has_amx):
+    monkeypatch.setattr(prior, "this_cpu", lambda: Cpu(has_amx))
+
+    def eight(precision, is_native, **more):
+        return step_prior(CPU, precision, is_native, VICUNA, 0, **more).costs()[7]
+
+    dear = eight("fp32", True)
+    assert dear == eight("fp32", False) == eight("int8", True) == eight("nf4", False) > 1.8
+    assert (eight("bf16", True) < 1.2) == has_amx
+    assert eight("bf16", True, is_packed=True) == dear, "AMX multiplies no numbers of a GGUF file"
+    assert eight("bf16", False) < 1.2, "torch's operators cost more than a row"

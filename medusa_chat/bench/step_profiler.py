@@ -5,12 +5,12 @@ from time import perf_counter
 
 import torch
 
+from medusa_chat.bench.step_costs import StepCosts
 from medusa_chat.decoding.draft import Drafter, PromptLookup
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState
-from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 
 Clock = Callable[[], float]
