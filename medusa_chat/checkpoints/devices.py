@@ -1,5 +1,6 @@
 """Devices: where to compute, how much of their memory is free, and what running out is called."""
 
+import ctypes
 import gc
 import os
 import platform
@@ -127,6 +128,8 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # glibc's
 
 
 def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) -> DeviceMemory:

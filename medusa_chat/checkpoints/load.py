@@ -16,6 +16,7 @@ from medusa_chat.checkpoints.devices import (
     describe_device,
     held_bytes,
     refuse_out_of_memory,
+    release,
 )
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
@@ -101,6 +102,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         _warm_up(loaded, tree)
         if found.heads is not None and are_shipped(found.folder):
             _check_first_answers(loaded)
+    release()
     yield LoadPhase("ready", loaded.info), loaded
 
 

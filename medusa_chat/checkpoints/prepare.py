@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from medusa_chat.checkpoints import cuda_graph_trial, native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
@@ -117,6 +118,7 @@ def _on_cpu(
     if keep.dtype is not None and lay_out is None:
         native.convert(model, keep.dtype, is_whole=True)
     notes = replace_submodules(model, packs=lay_out is None, lay_out=lay_out) + release(model)
+    copy_out_of_files(model)
     backbone = Backbone(model, context)
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None
@@ -130,6 +132,16 @@ def _on_cpu(
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
         torch.set_num_threads(1)
     return found, "", notes
+
+
+def copy_out_of_files(model: Any) -> None:
+    """Copy the weights that still lie in mapped files, so that the files can be closed: most of
+    what they hold was laid out anew, and would count as this process's memory twice."""
+    for number in model.parameters():
+        if type(number) is not nn.Parameter or number.layout is not torch.strided:
+            continue
+        if number.untyped_storage().nbytes() == number.nbytes:  # no part of a merged one
+            number.data = number.data.clone()
 
 
 def _said_of_kept(keep: Keep, size: int) -> str:
