@@ -29,7 +29,7 @@ from support.pickles import run_here
 from medusa_chat.checkpoints import pickle_sandbox
 from medusa_chat.checkpoints.head_tensors import heads_of
 from medusa_chat.checkpoints.layouts.headers import read_header
-from medusa_chat.checkpoints.layouts.shapes import read_heads
+from medusa_chat.checkpoints.layouts.heads_file import read_heads
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 

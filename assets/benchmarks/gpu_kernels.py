@@ -11,7 +11,7 @@ from gpu_part import Bench
 
 from medusa_chat.bench.answers import parting
 from medusa_chat.bench.random_model import RandomModel, load_shape
-from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
+from medusa_chat.decoding.backends import fused_kernels, quantised, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.step import TorchStep
@@ -43,7 +43,7 @@ def parity(bench: Bench, name: str) -> Iterator[tuple[str, Any]]:
         yield f"split attention, D = {width}", of(split_attention.difference, device, dtype, width)
     if dtype != torch.float32:  # it has no kernel
         for bits in (4, 8):
-            yield f"{bits}-bit product", of(quantised_trial.difference, device, dtype, bits)
+            yield f"{bits}-bit product", of(quantised.difference, device, dtype, bits)
 
 
 def _said(work: Callable[[], float]) -> float | str:

@@ -20,9 +20,13 @@ from medusa_chat.bench.random_model import RandomModel, llama_config, random_hea
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.linear4 import hold
-from medusa_chat.decoding.backends.quantised_linear import Nf4Linear, QuantisedLinear, take_int8
-from medusa_chat.decoding.backends.quantised_trial import has_kernel
+from medusa_chat.decoding.backends.quantised import (
+    Nf4Linear,
+    QuantisedLinear,
+    has_kernel,
+    hold,
+    take_int8,
+)
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads

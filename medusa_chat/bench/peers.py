@@ -36,9 +36,9 @@ from medusa_chat.bench.hf_baseline import (
 )
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.bench.speed import DTYPES, LOOKUP
+from medusa_chat.checkpoints import devices
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.vllm_export import export_vllm
-from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.gguf_files import is_gguf, parts_of
@@ -101,7 +101,7 @@ def peers(context: BenchContext) -> Iterator[Row]:
             context.progress(f"asking {peer.name}")
             try:
                 found[peer.name], notes[peer.name] = ask(
-                    context, peer, asked, cpu_threads.most(), Path(kept)
+                    context, peer, asked, devices.most_threads(), Path(kept)
                 )
             except PeerFailed as error:
                 missing[peer.name] = str(error)
@@ -142,7 +142,7 @@ def _ours(context: BenchContext) -> dict[str, AnswerFunction]:
 
 def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run:
     """transformers' answer with all threads, as every program here has."""
-    with cpu_threads.of_torch(cpu_threads.most()):
+    with devices.torch_threads(devices.most_threads()):
         return baseline.answer(question, **options)[0]
 
 

@@ -15,10 +15,10 @@ from medusa_chat.checkpoints.devices import (
     held_bytes,
     refuse_out_of_memory,
 )
-from medusa_chat.checkpoints.keeping import rounding
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.prepare import is_native, prepare
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
+from medusa_chat.checkpoints.weight_storage import rounding
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import UsageError

@@ -28,8 +28,7 @@ from medusa_chat.bench.hf_baseline import (
     read_draft,
 )
 from medusa_chat.bench.rows import Row, row, unmeasured
-from medusa_chat.decoding.backends.cpu_threads import most as most_threads
-from medusa_chat.decoding.backends.cpu_threads import of_torch
+from medusa_chat.checkpoints.devices import most_threads, torch_threads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 
@@ -227,7 +226,7 @@ def _generate(
 ) -> Contestant:
     def answer(question: Question) -> tuple[Run, float]:
         with (
-            of_torch(threads),
+            torch_threads(threads),
             nullcontext({}) if draft is None else drafting(draft, DRAFTED) as by,
         ):
             return baseline.answer(question, **options, **by)

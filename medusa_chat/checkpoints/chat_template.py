@@ -1,7 +1,9 @@
 """TemplateRenderer: conversations rendered by a checkpoint's chat template, under limits.
 
-A template is a program that comes with a checkpoint. It runs in a child process
-(chat_template_child.py) with limits of time and memory, which the model never meets.
+A template is a program that comes with a checkpoint. It runs in a child process (`main` here) with
+limits of time and memory, which never holds the model. Questions come as JSON lines on its stdin,
+answers go as JSON lines to its stdout: first {}, when it has begun, then {"text"}, or {"error"} in
+the template's own words, or {"refusal"} as the end of a sentence.
 """
 
 import json
@@ -10,13 +12,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from time import monotonic
 from typing import Any
 
-from medusa_chat.checkpoints.process_limits import can_limit_memory, environment
+from medusa_chat.checkpoints.process_limits import can_limit_memory, environment, limit_memory
 from medusa_chat.errors import ConversationRefused, UsageError
 from medusa_chat.messages import Message
 from medusa_chat.units import gb
@@ -25,7 +27,7 @@ MAX_TEMPLATE = 1 << 16  # bytes
 SECONDS = 2.0  # for one conversation: of the processor where the child can count them
 PATIENCE = 20.0  # of the clock: a machine may be busy, and Windows counts no other seconds
 STARTUP = 120.0  # seconds for the child to begin on a busy machine
-COMMAND = (sys.executable, "-P", "-m", "medusa_chat.checkpoints.chat_template_child")
+COMMAND = (sys.executable, "-P", "-m", __name__)
 TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
 SLOW = f"takes more than {SECONDS:.0f} seconds"
 UNBOUNDED = "chat templates run without a memory limit: this system does not support one"
@@ -156,3 +158,81 @@ def _refusal(why: str) -> UsageError:
         f"the chat template of this checkpoint {why}: it is broken or malicious, "
         "use another checkpoint"
     )
+
+
+HAS_CLOCK = hasattr(signal, "setitimer")
+MEMORY = 256 << 20  # bytes beyond what Python and its packages take
+MAX_TEXT = 16 << 20  # characters
+PROBE = "70416093"  # digits, for a template may change the case of what is said
+
+
+def main() -> None:
+    """Answer every question; a template that takes too long ends the process."""
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    _jinja()  # what it takes is not the template's
+    limit_memory(MEMORY)
+    _send(answers, {})
+    for line in sys.stdin.buffer:
+        _set_clock(SECONDS)
+        answer = answer_to(line)
+        _set_clock(0)
+        _send(answers, answer)
+
+
+def answer_to(line: bytes) -> dict[str, str]:
+    """The conversation as `tokenizer.apply_chat_template` gives it, or why there is none."""
+    try:
+        asked = json.loads(line)
+        text = _rendered(asked["messages"], asked["options"])
+    except MemoryError:
+        return {"refusal": f"needs more than {gb(MEMORY)} of memory"}
+    except Exception as error:  # a template may raise anything, and refuse in its own words
+        return {"error": f"{error or type(error).__name__}"[:300]}
+    if len(text) > MAX_TEXT:
+        return {"refusal": f"makes {len(text)} characters of it: {MAX_TEXT} are allowed"}
+    return {"text": text}
+
+
+def _rendered(messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    """The text of a conversation. Templates of vision-language models may read lists of parts
+    alone, and lose a message that is a text, or fail at it: they get it as a list of one part."""
+    if not _tells(PROBE, options) and _tells(_parts(PROBE), options):
+        messages = [m | {"content": _parts(m["content"])} for m in messages]
+    (text,), _ = _jinja()([messages], **options)
+    return str(text)
+
+
+def _tells(content: object, options: dict[str, Any]) -> bool:
+    """Whether the template writes what a user says in this form."""
+    said = [{"role": "user", "content": content}]
+    with suppress(Exception):
+        (text,), _ = _jinja()([said], **options | {"continue_final_message": False})
+        return PROBE in text and "{'type': 'text'" not in text
+    return False
+
+
+def _jinja() -> Callable[..., Any]:
+    """transformers' own renderer, imported by the child process alone."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    return render_jinja_template
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _set_clock(seconds: float) -> None:
+    """End the process after so many seconds of the processor; 0 takes that back. The system's own
+    clock, for a template may be inside one long call. Windows has none."""
+    if HAS_CLOCK:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _send(stream: Any, answer: dict[str, Any]) -> None:
+    stream.write(json.dumps(answer).encode() + b"\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Devices: where to compute, how much of their memory is free, and what running out is called."""
+"""Devices: where to compute, with how many threads, how much memory is free, and running out."""
 
 import ctypes
 import gc
@@ -11,12 +11,21 @@ from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from medusa_chat.checkpoints.machine import cpu_name, has_nvidia_driver
 from medusa_chat.checkpoints.memory_needs import PRECISIONS
-from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.errors import DeviceError, ModelError, OutOfMemoryError, UsageError
 from medusa_chat.messages import DeviceMemory
+from medusa_chat.units import gb
+
+# Bytes of weights from which one more thread pays: with fewer, synchronising takes longer than the
+# thread saves (2 cores, fp32: one and two threads are equal at 24 MB, two are 1.4 times as fast at
+# 80 MB). In our C library synchronising takes a tenth of the time.
+BYTES_PER_THREAD = 32 * 2**20
+BYTES_PER_NATIVE_THREAD = 4 * 2**20
+
+_most_threads = 0  # torch's default, or one less (`leave_one_core`); 0: not read yet
 
 
 def choose_device(name: str) -> torch.device:
@@ -47,7 +56,7 @@ def describe_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
         return f"mps ({platform.machine()})"
-    threads = cpu_threads.most()
+    threads = most_threads()
     return f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -187,3 +196,49 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()
     return storage.data_ptr() or id(tensor), storage.nbytes()
+
+
+def leave_one_core() -> None:
+    """Keep one core free for the page and the browser.
+
+    Threads that compute wait for each other without sleeping: with a browser that draws on one of
+    two cores, a step of the demo took nine times as long as alone.
+    """
+    global _most_threads
+    _most_threads = max(1, most_threads() - 1)
+
+
+def most_threads() -> int:
+    """The threads that a large model gets."""
+    global _most_threads
+    _most_threads = _most_threads or torch.get_num_threads()
+    return _most_threads
+
+
+def settle_threads(*modules: nn.Module) -> str:
+    """Set torch's threads for steps that read these modules' parameters -> a sentence about it."""
+    size = _bytes_of(modules)
+    threads = min(most_threads(), max(1, round(size / BYTES_PER_THREAD)))
+    torch.set_num_threads(threads)
+    return f"{threads} of {most_threads()} CPU threads; a step reads {gb(size)}"
+
+
+def native_threads(*modules: nn.Module) -> int:
+    """How many threads of our C library read these modules' parameters in a step."""
+    return min(most_threads(), max(1, round(_bytes_of(modules) / BYTES_PER_NATIVE_THREAD)))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads inside. Beside our C library it gets one: more would spin on
+    its cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _bytes_of(modules: Iterable[nn.Module]) -> int:
+    return sum(p.nbytes for module in modules for p in module.parameters())

@@ -21,7 +21,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
+from medusa_chat.decoding.backends import fused_kernels, quantised, split_attention
 from medusa_chat.decoding.backends.parity import Timer, agrees, share
 
 FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
@@ -82,7 +82,7 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
 
 
 def _quantised_product(backbone: Backbone, timer: Timer) -> list[str]:
-    return quantised_trial.use_where_faster(backbone.model, backbone.dtype, timer)
+    return quantised.use_where_faster(backbone.model, backbone.dtype, timer)
 
 
 def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:

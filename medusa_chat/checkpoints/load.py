@@ -22,7 +22,6 @@ from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.first_answers import first_answers
 from medusa_chat.checkpoints.gguf_backbone import converted
 from medusa_chat.checkpoints.head_weights import read_heads
-from medusa_chat.checkpoints.keeping import keep_of, read_dtype
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
@@ -34,7 +33,8 @@ from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.checkpoints.tree_check import check_plain_steps, check_tree_step
 from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.usual_nodes import usual_nodes
-from medusa_chat.decoding.backends.native.blocks import Keep, Rounded
+from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
+from medusa_chat.decoding.backends.native_weights import Quantised, WeightStorage
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.heads import MedusaHeads
@@ -78,11 +78,11 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
     found = _without_unused_heads(request, found, calibration, plan)
     with refuse_out_of_memory(plan.advice):
         keep = keep_of(found, plan)
-        is_made = plan.precision in QUANTISED and not isinstance(keep, Rounded)
+        is_made = plan.precision in QUANTISED and not isinstance(keep, Quantised)
         if is_made and not weights.is_kept(found, config, plan.precision, plan.device):
             yield LoadPhase("quantise"), None
         parts = _read(found, config, plan, keep)
-        if isinstance(keep, Rounded):
+        if isinstance(keep, Quantised):
             yield LoadPhase("quantise"), None
         backend, notes = prepare(
             parts.model,
@@ -126,7 +126,7 @@ def _without_unused_heads(
     return replace(found, heads=found.heads.first(tree.depth), notes=(*found.notes, note))
 
 
-def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: Keep) -> _ReadParts:
+def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: WeightStorage) -> _ReadParts:
     """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
     with closing(TokenizerTrial(found.backbone)) as trial:  # while the weights are read
         heads, padding = read_heads(found, config)

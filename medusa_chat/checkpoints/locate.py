@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
-from medusa_chat.checkpoints.layouts.declared import REPO
+from medusa_chat.checkpoints.layouts.contents import REPO, Contents, backbone_of, place_in, survey
 from medusa_chat.checkpoints.layouts.folders import MODEL, BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.places import (

@@ -162,7 +162,7 @@ def _inner(heads: HeadsFile | None) -> int:
 
 def runs_in_c(size: Sizes, precision: str, cpu: Cpu) -> bool:
     """Whether a model of this size will be decoded by our C code on a CPU, as far as its config
-    tells (native.can_run sees the model)."""
+    tells (native_step.can_run sees the model)."""
     return cpu.has_compiler and precision != "fp16" and size.is_reached
 
 

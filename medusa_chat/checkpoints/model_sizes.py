@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.text_part import text_part
-from medusa_chat.decoding.backends.native_support import FAMILIES, reaches
+from medusa_chat.decoding.families import NATIVE_FAMILIES, native_supports
 from medusa_chat.errors import ModelError
 
 LEARNT = {"gpt2", "gpt_bigcode", "opt", "biogpt"}  # families with a vector for each position
@@ -65,7 +65,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
     inner, mlps, experts = mlp_weights(config, hidden, layers)
     inputs, more = layer_inputs(config, hidden, layers)
-    copied, is_merged = [(vocabulary, hidden, 1)], config.get("model_type") in FAMILIES
+    copied, is_merged = [(vocabulary, hidden, 1)], config.get("model_type") in NATIVE_FAMILIES
     if is_merged:
         copied += [((heads + 2 * key_values) * width, hidden, layers)]
         copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
@@ -83,7 +83,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         copied=tuple(copied),
         is_merged=is_merged,
         is_tied=_is_tied(config),
-        is_reached=reaches(config),
+        is_reached=native_supports(config),
         row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,
         is_bf16=str(dtype).endswith("bfloat16") and not is_quantised,
     )

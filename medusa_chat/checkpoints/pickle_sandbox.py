@@ -1,10 +1,11 @@
-"""The pickle sandbox: files that torch.save wrote become safetensors before anything uses them.
+"""The pickle sandbox: files written by torch.save become safetensors before anything uses them.
 
-Such a file is a pickle, a program that may do anything. Three walls stand before it: its list of
-tensors is worked out without running it (layouts/pickles.py); torch reads it with weights_only in
-a child process with limits (pickle_sandbox_child.py), where it must hold what the list says; and
-only the safetensors file that the child wrote and read again is ever loaded here. It is kept in the
-cache under the hash of the content.
+Such a file is a pickle, a program that may do anything. First its list of tensors is worked out
+without running it (layouts/pickles.py); then torch reads it with weights_only in a child process
+with limits (`main` here), where it must hold what the list says; only the safetensors file written
+by the child is loaded in our own process. It is kept in the cache under the hash of the content.
+The job goes to the child as JSON on stdin, its answer comes as a JSON line: {"problem": null or
+why the file is refused}.
 """
 
 import hashlib
@@ -12,17 +13,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.layouts.entry import Entry
-from medusa_chat.checkpoints.layouts.headers import read_header
+from medusa_chat.checkpoints.layouts.headers import Entry, read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.process_limits import environment
+from medusa_chat.checkpoints.process_limits import environment, limit_memory, lower
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
@@ -126,7 +130,7 @@ def plain(header: dict[str, Entry]) -> dict[str, list[Any]]:
 
 def run(job: Job) -> str | None:
     """Why a child process refuses the job's files; None when it converted them."""
-    command = [sys.executable, "-P", "-m", "medusa_chat.checkpoints.pickle_sandbox_child"]
+    command = [sys.executable, "-P", "-m", __name__]
     try:
         child = subprocess.run(
             command,
@@ -169,3 +173,124 @@ def _hash(file: Path) -> str:
     except OSError:
         pass  # a cache that cannot be written only costs time
     return found
+
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+DTYPES = {
+    **{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+CHUNK = 1 << 22  # numbers looked at or written at once
+SLACK = 1 << 30  # memory beyond the file's own size
+GROWTH = 8  # tensors that share values are written apart: at most this often
+
+
+class Refusal(Exception):
+    """Why a file is refused, as the end of a sentence."""
+
+
+def main() -> None:
+    """Answer the job; whatever a file does to the reader is told as its problem."""
+    job = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    limit(job["bytes"], job["seconds"])
+    print(json.dumps({"problem": problem_of(job)}), flush=True)
+
+
+def limit(size: int, seconds: float) -> None:
+    """Bound memory, processor time and what may be written. Windows has no such limits; there
+    only the parent's clock holds."""
+    if resource is None:
+        return
+    limit_memory(2 * size + SLACK)
+    lower(resource.RLIMIT_CPU, int(seconds) + 60)
+    lower(resource.RLIMIT_FSIZE, GROWTH * size + SLACK)
+    lower(resource.RLIMIT_CORE, 0)
+
+
+def problem_of(job: Mapping[str, Any]) -> str | None:
+    """Convert the files of one job; None when all went well."""
+    try:
+        for source, target, expected in job["files"]:
+            tensors = load(Path(source), expected, job["finite"])
+            write(tensors, Path(target))
+            compare(tensors, Path(target))
+        return None
+    except Refusal as error:
+        return str(error)
+    except Exception as error:  # torch raises a dozen kinds for broken files
+        return f"torch cannot read it ({type(error).__name__})"
+
+
+def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Tensor]:
+    """The tensors of a file that torch.save wrote, by name. expected: name -> [dtype, shape] as its
+    pickle was read to say; they must be that.
+    Raises Refusal, and whatever torch raises."""
+    tensors = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+    if not isinstance(tensors, dict) or set(tensors) != set(expected):
+        raise Refusal("torch reads tensors from it that its list does not name")
+    for name, tensor in tensors.items():
+        _check(name, tensor, expected[name], finite)
+    if sum(tensor.nbytes for tensor in tensors.values()) > GROWTH * file.stat().st_size:
+        raise Refusal(f"its tensors share storage and would take more than {GROWTH} times the file")
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
+    label = repr(name[:80])
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        raise Refusal(f"{label} is not a tensor")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise Refusal(f"tensor {label} is {tensor.layout} on {tensor.device}, not plain values")
+    if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:
+        raise Refusal(f"tensor {label} differs from the one in its list")
+    if not tensor.is_contiguous() or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise Refusal(f"tensor {label} is not contiguous in the file")
+    if finite and not all(bool(torch.isfinite(part).all()) for part in _parts(tensor)):
+        raise Refusal(f"tensor {label} holds NaN or infinity: the heads are broken")
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    yield from tensor.detach().flatten().split(CHUNK)
+
+
+def write(tensors: Mapping[str, Tensor], target: Path) -> None:
+    """Write tensors [any shape], in their dtypes, as a safetensors file: piece by piece, so that
+    memory does not grow with it."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        shape = list(tensor.shape)
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(target, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            for part in _parts(tensor):
+                file.write(part.view(torch.uint8).numpy().data)
+
+
+def compare(tensors: Mapping[str, Tensor], target: Path) -> None:
+    """Read the written file again; names, shapes [...] and every byte must be those of `tensors`,
+    whatever their dtypes. Raises Refusal."""
+    with safe_open(target, framework="pt") as file:
+        if set(file.keys()) != set(tensors):
+            raise Refusal("the converted file differs from what was written: is the disk full?")
+        for name, tensor in tensors.items():
+            again = file.get_tensor(name)
+            parts = zip(_parts(again), _parts(tensor), strict=True)
+            if again.shape != tensor.shape or not all(
+                torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in parts
+            ):
+                raise Refusal("the converted file differs from what was written: is the disk bad?")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,15 +5,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from medusa_chat.checkpoints import cuda_graph_trial, native_build
+from medusa_chat.checkpoints import cuda_graph_trial, devices, native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import cpu_threads, native
-from medusa_chat.decoding.backends.linear4 import release
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Keep, Rounded
-from medusa_chat.decoding.backends.native.linear import kept_bytes
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_step import NativeStep
+from medusa_chat.decoding.backends.native_weights import (
+    UNCHANGED,
+    Quantised,
+    WeightStorage,
+    convert_parameters,
+    layer_packer,
+    quantise_linears,
+    quantised_bytes,
+)
+from medusa_chat.decoding.backends.quantised import release
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.step import StepBackend, TorchStep
@@ -22,7 +30,7 @@ from medusa_chat.trees.calibration import Calibration
 from medusa_chat.units import gb
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
-NOT_THEIRS = "the numbers of our C library were not theirs"
+NATIVE_DISABLED = "native backend disabled: its output differs from PyTorch's"
 UNROUNDED = (
     "int8 and nf4 on a CPU need our C library, which does not work here (the log says why): "
     "choose --precision bf16"
@@ -36,15 +44,15 @@ def prepare(
     context: int,
     calibration: Calibration | None = None,
     is_spread: bool = False,
-    keep: Keep = AS_IT_IS,
+    keep: WeightStorage = UNCHANGED,
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
     a sentence for each change. is_spread: it lies on several devices, and is left as it is. keep:
     how its weights lie in memory where our C multiplies them. Raises ModelError where they are to
     be rounded and our C cannot multiply them."""
-    can_run = device.type == "cpu" and not is_spread and native.can_run(model, keep)
+    can_run = device.type == "cpu" and not is_spread and native_step.can_run(model, keep)
     if keep.dtype is not None:
-        native.convert(model, keep.dtype)
+        convert_parameters(model, keep.dtype)
     if heads is not None:
         heads.read_roots(model.get_input_embeddings())
     if is_spread:
@@ -59,7 +67,7 @@ def prepare(
 
 def is_native(backend: StepBackend) -> bool:
     """Whether the pass of its steps is our C."""
-    return isinstance(backend, native.NativeStep)
+    return isinstance(backend, NativeStep)
 
 
 def _use_shortlist(
@@ -100,52 +108,42 @@ def _on_cpu(
     heads: MedusaHeads | None,
     context: int,
     calibration: Calibration | None,
-    keep: Keep,
+    keep: WeightStorage,
     can_run: bool,
 ) -> tuple[StepBackend, str, list[str]]:
     """The same on a CPU. can_run: whether our C knows such a model."""
-    settled = cpu_threads.settle(model, *filter(None, [heads]))
-    library = native_build.library() if can_run or isinstance(keep, Rounded) else None
-    lay_out = threads = None
+    settled = devices.settle_threads(model, *filter(None, [heads]))
+    library = native_build.library() if can_run or isinstance(keep, Quantised) else None
+    pack_layer = native = None
     if library is not None:
-        threads = native.NativeThreads(library, cpu_threads.of_native(model))
+        native = NativeLibrary(library, devices.native_threads(model))
         if can_run:
-            lay_out = native.layout(model, threads, keep)
-        elif isinstance(keep, Rounded):
-            native.round_linears(model, threads, keep)
-    if isinstance(keep, Rounded) and (threads is None or can_run and lay_out is None):
+            pack_layer = layer_packer(model, native, keep)
+        elif isinstance(keep, Quantised):
+            quantise_linears(model, native, keep)
+    if isinstance(keep, Quantised) and (native is None or can_run and pack_layer is None):
         raise ModelError(UNROUNDED)
-    if keep.dtype is not None and lay_out is None:
-        native.convert(model, keep.dtype, is_whole=True)
-    notes = replace_submodules(model, packs=lay_out is None, lay_out=lay_out) + release(model)
-    copy_out_of_files(model)
+    if keep.dtype is not None and pack_layer is None:
+        convert_parameters(model, keep.dtype, with_linears=True)
+    notes = replace_submodules(model, packs=pack_layer is None, pack_layer=pack_layer)
+    notes += release(model)
     backbone = Backbone(model, context)
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None
-    if lay_out is not None and threads is not None:
-        found = native.native_step(backbone, heads, threads, keep)
-    if (size := kept_bytes(model)) > 0:
+    if pack_layer is not None and native is not None:
+        found = native_step.attach(backbone, heads, native, keep)
+    if (size := quantised_bytes(model)) > 0:
         notes.append(_said_of_kept(keep, size))
     if found is None:
-        why = "" if not can_run else NOT_THEIRS if library is not None else native_build.advice()
-        return TorchStep(backbone), why, notes
+        why = NATIVE_DISABLED if library is not None else native_build.advice()
+        return TorchStep(backbone), why if can_run else "", notes
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
         torch.set_num_threads(1)
     return found, "", notes
 
 
-def copy_out_of_files(model: Any) -> None:
-    """Copy the weights that still lie in mapped files, so that the files can be closed: most of
-    what they hold was laid out anew, and would count as this process's memory twice."""
-    for number in model.parameters():
-        if type(number) is not nn.Parameter or number.layout is not torch.strided:
-            continue
-        if number.untyped_storage().nbytes() == number.nbytes:  # no part of a merged one
-            number.data = number.data.clone()
-
-
-def _said_of_kept(keep: Keep, size: int) -> str:
+def _said_of_kept(keep: WeightStorage, size: int) -> str:
     """What lies in memory as whole numbers, of so many bytes."""
-    if isinstance(keep, Rounded):
+    if isinstance(keep, Quantised):
         return f"weights are rounded to {keep.bits} bits, 32 with one scale ({gb(size)})"
     return f"matrices are multiplied as the file has them ({gb(size)}), not as they were converted"

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.linear4 import is_linear4
-from medusa_chat.decoding.backends.native.linear import NativeLinear
-from medusa_chat.decoding.backends.quantised_linear import Int8Linear, Nf4Linear
+from medusa_chat.decoding.backends.native_weights import NativeLinear
+from medusa_chat.decoding.backends.quantised import Int8Linear, Nf4Linear, is_linear4
 from medusa_chat.decoding.backends.replacements import PackedLinear
 from medusa_chat.decoding.kv_cache import refused
 
@@ -91,8 +90,7 @@ class _Widened:
         linear = self._linear
         parts = [F.linear(x.to(w.device, torch.float32), w) for w in _weights(linear)]
         found = torch.cat(parts, -1)
-        bias = linear.bias_values if isinstance(linear, NativeLinear) else linear.bias
-        return found if bias is None else found + bias.float()
+        return found if linear.bias is None else found + linear.bias.float()
 
 
 def _weights(linear: Any) -> Iterator[Tensor]:

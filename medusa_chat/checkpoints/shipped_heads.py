@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.gguf_library import local_files
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.places import shipped_folder
-from medusa_chat.gguf_files import is_gguf
+from medusa_chat.gguf_files import is_gguf, local_files
 from medusa_chat.hub.catalog import ModelPreset, model_presets, shape
 from medusa_chat.units import gb
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from medusa_chat.checkpoints.reference import reference_logits
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.native.decoder import NativeDecoder
+from medusa_chat.decoding.backends.native_step import NativeDecoder
 from medusa_chat.decoding.backends.parity import largest, share
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.kv_cache import refused

@@ -20,7 +20,7 @@ from medusa_chat.checkpoints.layouts.text_part import NAMES, text_part
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
 from medusa_chat.checkpoints.unread import refuse_unread
-from medusa_chat.decoding.backends.linear4 import hold
+from medusa_chat.decoding.backends.quantised import hold
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError, first_line
 

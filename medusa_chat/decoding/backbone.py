@@ -1,10 +1,12 @@
 """Backbone: a stock transformers model made ready for trees: decoder, LM head, masks, cache."""
 
+from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import Rows
@@ -13,7 +15,6 @@ from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache, layer_shapes
-from medusa_chat.decoding.rope import fix_frequencies
 from medusa_chat.decoding.settings import CHUNK, CPU_CHUNK, MAX_NODES
 
 
@@ -234,3 +235,29 @@ class LogitHead:
         if self.cap is not None:
             logits = torch.tanh(logits / self.cap) * self.cap
         return logits
+
+
+BY_LENGTH = ("longrope", "dynamic")
+
+
+def fix_frequencies(model: Any, context: int) -> None:
+    """Give the model's rotary embeddings the frequencies of a text of `context` tokens for every
+    text. Those of longrope and dynamic scaling depend on the last position of a pass: a tree
+    reaches further than a row, and the cache keeps keys that were turned by others."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str):
+            module.rope_type = _fixed_rope(module, kinds, context)
+        elif isinstance(kinds, Mapping):  # by the kind of a layer
+            module.rope_type = {k: _fixed_rope(module, kinds[k], context, k) for k in kinds}
+
+
+def _fixed_rope(module: Any, kind: str, context: int, layer: str | None = None) -> str:
+    """The kind of rope that the module has afterwards."""
+    if kind not in BY_LENGTH:
+        return kind
+    frequencies = getattr(module, f"{layer}_inv_freq" if layer else "inv_freq")
+    device, by_layer = frequencies.device, {"layer_type": layer} if layer else {}
+    chosen, _ = ROPE_INIT_FUNCTIONS[kind](module.config, device, seq_len=context, **by_layer)
+    frequencies.copy_(chosen)
+    return "default"

@@ -1,5 +1,6 @@
-"""Model families: those whose attention cannot hold a draft tree, and how the others attend."""
+"""Model families: which attention can hold a draft tree, and which decoders C has. No torch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from medusa_chat.errors import ModelError
@@ -13,6 +14,10 @@ RECURRENT = (
 ALIBI = ("bloom", "mpt")
 TEXTLESS = ("mistral4", "step3p5")  # text parts without a class in transformers 5.23
 UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
+# what the C library's decoder takes
+NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "phi3")  # whose layers are merged (fused_layers.py)
+LANES = 8  # numbers of a vector, which a hidden size is a multiple of
+LARGEST_HEAD, LARGEST_HIDDEN = 512, 16384
 
 
 def refuse_unfit(config: Any) -> None:
@@ -61,3 +66,31 @@ def windows(config: Any) -> tuple[int | None, ...]:
         return (width,)
     found = {None if kind == "full_attention" else width for kind in kinds}
     return tuple(sorted(found, key=lambda w: w is not None))
+
+
+def native_supports(config: Mapping[str, Any]) -> bool:
+    """Whether the C library supports a text model of this config: a known family with gated SiLU,
+    one kind of attention layer, and a hidden size of whole vectors."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if config.get("model_type") not in NATIVE_FAMILIES or not hidden or not heads:
+        return False
+    width = config.get("head_dim") or hidden // heads
+    return (
+        config.get("hidden_act", "silu") == "silu"
+        and not _is_mixed(config)
+        and hidden % LANES == 0
+        and hidden <= LARGEST_HIDDEN
+        and width % 2 == 0
+        and width <= LARGEST_HEAD
+    )
+
+
+def _is_mixed(config: Mapping[str, Any]) -> bool:
+    """Whether some layers have an attention window and some have none."""
+    kinds = config.get("layer_types")
+    if kinds:
+        return len(set(kinds)) > 1
+    windowed = config.get("use_sliding_window") and config.get("sliding_window")
+    whole = config.get("max_window_layers", 28)  # so many first layers of Qwen2 have none
+    layers = config.get("num_hidden_layers") or 0
+    return bool(config.get("model_type") == "qwen2" and windowed and 0 < whole < layers)

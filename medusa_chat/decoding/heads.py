@@ -56,7 +56,7 @@ class MedusaHeads(nn.Module):
         self.shortlist: Tensor | None  # int64 [S], tokens; own LM heads have their rows first
         self.register_buffer("shortlist", None, persistent=False)
         # the same `hidden_states` at one position, of hidden [1, d] and the roots' embedding, and
-        # `guesses`, by C (backends/native/heads.py)
+        # `guesses`, by C (backends/native_step.py)
         self.twin: Any = None
 
     def __len__(self) -> int:

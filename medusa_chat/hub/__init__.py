@@ -1,6 +1,6 @@
-"""The Hub: search it, tell what a download costs, download, list and remove what is cached.
+"""The Hugging Face Hub: search, plan a download, download; list and remove cached repos.
 
-Plain typed values, no torch and no gradio. huggingface_hub is imported by the first call.
+No torch, no gradio. huggingface_hub is imported by the first call.
 """
 
 from medusa_chat.hub.cache import (

@@ -1,9 +1,9 @@
-"""The Hub repos on this disk: found without the network, listed, removed.
+"""The Hub cache on this disk: look up, list and remove repos, without the network.
 
-The folders are huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
-refs/<revision> naming a commit. Its scan_cache_dir (2.4) removes for us, but does not list a repo
-with a broken link or without a snapshot, the very ones a user wants to see; and its
-snapshot_download(local_files_only=True) does not look whether the weights are there.
+The layout is huggingface_hub's: blobs/<hash>, snapshots/<commit>/<file> linking to them, and
+refs/<revision> naming a commit. Its scan_cache_dir (2.4) is used to remove repos, but it does not
+list those with a broken link or no snapshot, which a user needs to see; and its
+snapshot_download(local_files_only=True) does not check that the weights are complete.
 """
 
 import os
@@ -26,10 +26,10 @@ MAX_JSON = 16_000_000
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A repo on this disk. bytes: what removing it frees, leftovers of broken downloads included.
+    """A repo in the cache. bytes: what removing it frees, unfinished downloads included.
 
-    whole: whether a model or heads can be loaded from it without the network; leftover_bytes: of
-    downloads that did not end; folder: its whole snapshot, None when there is none.
+    whole: whether it can be loaded without the network; leftover_bytes: of unfinished downloads;
+    folder: the complete snapshot, if any.
     """
 
     id: str
@@ -43,25 +43,25 @@ class CachedModel:
 
 
 def cache_folder() -> Path:
-    """Where huggingface_hub keeps repos; it need not exist."""
+    """The cache of huggingface_hub; it may not exist."""
     return Path(constants().HF_HUB_CACHE).expanduser()
 
 
 def storage(repo: str) -> Path:
-    """Where one repo is kept; it need not exist."""
+    """The folder of a repo in the cache; it may not exist."""
     return cache_folder() / "--".join(("models", *repo.split("/")))
 
 
 def snapshot_folder(repo: str, sha: str) -> Path:
-    """The files of one commit; it need not exist."""
+    """The folder with the files of a commit; it may not exist."""
     return storage(repo) / "snapshots" / sha
 
 
 def find(repo: str, revision: str | None = None) -> Path | None:
-    """The snapshot of a repo that is whole in the cache; None where there is none. No network.
+    """The complete snapshot of a repo, if it is cached. No network.
 
-    revision: a branch, a tag, refs/pr/N or a commit; None for main, else the newest whole snapshot,
-    whether or not a branch or tag still names it.
+    revision: a branch, a tag, refs/pr/N or a commit; None for main, or else the newest complete
+    snapshot, even if no branch or tag refers to it.
     """
     if revision is None:
         return find(repo, "main") or newest_snapshot(storage(repo))
@@ -71,9 +71,8 @@ def find(repo: str, revision: str | None = None) -> Path | None:
 
 
 def cached_folder(repo: str) -> Path | None:
-    """The snapshot of a repo that is whole in the cache and has the GGUF file that is named with
-    it; None where it has not. The revision that its preset names comes first, then any; it is used
-    as it is: `pull` brings what is newer. No network."""
+    """The complete snapshot of owner/name, or one that has the file of owner/name/FILE.gguf, if it
+    is cached: the preset's revision, else any. `pull` fetches updates. No network."""
     repo, file = split_name(repo)
     preset = model_preset(repo)
     folder = find(repo, preset.revision if preset else None) or find(repo)
@@ -82,43 +81,43 @@ def cached_folder(repo: str) -> Path | None:
 
 
 def resolve(repo: str) -> Path:
-    """The folder of `cached_folder`. Raises HubError where the repo is not in the cache."""
+    """`cached_folder`, but raises HubError if the repo is not cached."""
     folder = cached_folder(repo)
     if folder is None and not storage(split_name(repo)[0]).is_dir():
         raise offline_error(repo)
     if folder is None:
-        what = f"the Hub repo {repo} is only partly in the cache and the network is off"
+        what = f"the cached copy of {repo} is incomplete, and the network is disabled"
         then = f"omit --offline, or run medusa-chat models pull {repo}"
         raise HubError(f"{what}: {then}", "offline")
     return folder
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a snapshot holds all of its weights or heads; sizes are not judged here."""
+    """Whether a snapshot has all its weights or heads; file sizes are not checked."""
     return _contents(folder)[0]
 
 
 def newest_snapshot(repo_folder: Path) -> Path | None:
-    """The newest whole snapshot in a repo's folder of the cache."""
+    """The newest complete snapshot in a repo's cache folder."""
     folders = filter(is_whole, (repo_folder / "snapshots").glob("*"))
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def cached_ids() -> tuple[str, ...]:
-    """Ids of the model repos that have a folder in the cache."""
+    """Ids of all model repos in the cache."""
     names = (folder.name for folder in cache_folder().glob("models--*"))
     ids = (name.removeprefix("models--").replace("--", "/") for name in names)
     return tuple(sorted(filter(is_repo_id, ids)))
 
 
 def cached() -> tuple[CachedModel, ...]:
-    """Every model repo in the cache, by id."""
-    return tuple(_described(repo) for repo in cached_ids())
+    """All model repos in the cache, sorted by id."""
+    return tuple(_describe(repo) for repo in cached_ids())
 
 
 def remove(repo: str) -> int:
-    """Delete a repo from the cache, leftovers included, or one GGUF file of several in it; the
-    bytes freed. Raises HubError."""
+    """Delete a repo, or one of its GGUF files, from the cache; returns the bytes freed. Raises
+    HubError."""
     repo, file = split_name(repo)
     folder = storage(repo)
     if not is_repo_id(repo) or not folder.is_dir():
@@ -135,29 +134,29 @@ def remove(repo: str) -> int:
             _delete(repo, parts_of(file))
         else:
             _delete(repo)
-            if folder.is_dir():  # huggingface_hub leaves what is broken
+            if folder.is_dir():  # huggingface_hub skips corrupt repos
                 shutil.rmtree(folder)
             shutil.rmtree(cache_folder() / ".locks" / folder.name, ignore_errors=True)
     except OSError as error:
-        why = f"{repo} cannot be removed from {folder} ({error.strerror})"
-        raise HubError(f"{why}: check its owner", "disk") from error
+        why = f"cannot remove {repo} from {folder} ({error.strerror})"
+        raise HubError(f"{why}: check its permissions", "disk") from error
     return before - bytes_in(cache_folder())
 
 
 def _delete(repo: str, files: tuple[str, ...] = ()) -> None:
-    """By huggingface_hub, which knows the blobs that are shared: these files of a repo, else all
-    its revisions."""
+    """Delete these files of a repo, or all its revisions, with huggingface_hub, which knows the
+    shared blobs."""
     from huggingface_hub import scan_cache_dir
 
     report = scan_cache_dir(cache_folder())
     own = [one for one in report.repos if (one.repo_type, one.repo_id) == ("model", repo)]
-    report = replace(report, repos=frozenset(own))  # a commit can be in a renamed repo as well
+    report = replace(report, repos=frozenset(own))  # a renamed repo can have the same commit
     revisions = [revision for one in own for revision in one.revisions]
     if not files:
         return report.delete_revisions(*(one.commit_hash for one in revisions)).execute()
     if not own:
-        then = f"remove all of it (medusa-chat models rm {repo}), then pull again"
-        raise HubError(f"the cache of {repo} has a broken link: {then}", "damaged")
+        then = f"remove it (medusa-chat models rm {repo}), then pull it again"
+        raise HubError(f"the cached copy of {repo} is corrupt: {then}", "damaged")
     chosen = [
         file
         for revision in revisions
@@ -167,7 +166,7 @@ def _delete(repo: str, files: tuple[str, ...] = ()) -> None:
     return report.delete_files(*chosen).execute()
 
 
-def _described(repo: str) -> CachedModel:
+def _describe(repo: str) -> CachedModel:
     folder = storage(repo)
     refs, snapshot = sorted(names_in(folder / "refs")), find(repo)
     blobs = list(_files(folder / "blobs"))
@@ -178,27 +177,29 @@ def _described(repo: str) -> CachedModel:
         leftover_bytes=sum(leftovers),
         whole=snapshot is not None,
         has_heads=snapshot is not None and _contents(snapshot)[1],
-        revision="main" if "main" in refs else next(iter(refs), snapshot and snapshot.name),
+        revision="main"
+        if "main" in refs
+        else next(iter(refs), snapshot.name if snapshot else None),
         folder=snapshot,
         last_used=max((facts.st_atime for _, facts in blobs), default=0.0),
     )
 
 
 def _contents(folder: Path) -> tuple[bool, bool]:
-    """Whether a snapshot is whole, and whether it holds Medusa heads."""
+    """(whether a snapshot is complete, whether it has Medusa heads)."""
     names = names_in(folder)
-    _, index, config, _ = repo_files.backbone(names)
-    table, settings = _read_json(folder, index), _read_json(folder, config)
-    weights = set(repo_files.backbone(names, table).weights)
-    is_model = bool(weights) and config in names
+    backbone = repo_files.backbone(names)
+    index, config = _read_json(folder, backbone.index), _read_json(folder, backbone.config)
+    weights = set(repo_files.backbone(names, index).weights)
+    is_model = bool(weights) and backbone.config in names
     has_heads = bool(repo_files.heads_files(names))
     can_load = is_model or has_heads or bool(whole_files(names))
-    has_heads |= repo_files.says_medusa(settings) or repo_files.index_has_heads(table)
+    has_heads |= repo_files.says_medusa(config) or repo_files.index_has_heads(index)
     return can_load and weights <= names, has_heads
 
 
 def _commit(repo: str, revision: str) -> str | None:
-    """The commit that a revision names in the cache."""
+    """The commit of a revision, according to the cache."""
     text = revision
     if not COMMIT.fullmatch(revision):
         with suppress(OSError, UnicodeDecodeError):
@@ -207,7 +208,7 @@ def _commit(repo: str, revision: str) -> str | None:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files however deep, links followed; what leads nowhere or is gone by now is no file."""
+    """All files below a folder, following links; broken links are skipped."""
     for root, _, names in os.walk(folder):
         for file in (Path(root, name) for name in names):
             with suppress(OSError):
@@ -216,18 +217,18 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Names of a snapshot's files, with "/" between the parts."""
+    """Relative paths of a snapshot's files, with "/"."""
     return {file.relative_to(folder).as_posix() for file, _ in _files(folder)}
 
 
 def bytes_in(folder: Path) -> int:
-    """The bytes in a folder; a file with two names counts once."""
+    """Bytes in a folder; a file with several links counts once."""
     sizes = {(facts.st_dev, facts.st_ino): facts.st_size for _, facts in _files(folder)}
     return sum(sizes.values())
 
 
 def size_of(file: Path) -> int:
-    """Bytes of a file; -1 where there is none."""
+    """Bytes of a file; -1 if it does not exist."""
     try:
         return file.stat().st_size if file.is_file() else -1
     except OSError:
@@ -235,7 +236,7 @@ def size_of(file: Path) -> int:
 
 
 def _read_json(folder: Path, name: str | None) -> dict[str, Any]:
-    """The JSON object in a small file; {} where there is none."""
+    """The JSON object in a file of at most MAX_JSON bytes; {} if there is none."""
     file = folder / (name or "")
     with suppress(OSError):
         return parse_json(file.read_bytes()) if size_of(file) <= MAX_JSON else {}

@@ -1,4 +1,4 @@
-"""presets/models.toml and presets/templates/ -> ModelPreset: checkpoints known to be good."""
+"""ModelPreset: the known checkpoints in presets/models.toml, and their chat templates."""
 
 import functools
 import tomllib
@@ -13,16 +13,15 @@ LAYOUTS = ("A", "B", "C", "E", "F", "G", "I", "J")
 
 @dataclass(frozen=True)
 class ModelPreset:
-    """A checkpoint that is known, shown before the Hub is asked.
+    """A known checkpoint, listed without asking the Hub. None means: unknown.
 
-    id: of the Hub, or the name of heads that come with medusa-chat. base: the backbone's repo, None
-    where the checkpoint holds its own. ships: the folder of assets/ with such heads, else None.
-    layout: one of LAYOUTS.
-    heads: how many the file holds, whatever its config says. bytes: of the checkpoint itself;
-    base_bytes: of the base's weights. licence: of the backbone's weights. chat_template: a name
-    for chat_template(), where the repo has none. revision: what to download, None for main.
-    shape: a name for shape(), the sizes of the backbone. checked: whether the entry was compared
-    with the live repo. None elsewhere: not known for sure.
+    id: its Hub id, or the name of heads that are part of medusa-chat. base: the backbone's repo,
+    None if the checkpoint contains its own. ships: for heads that are part of medusa-chat, their
+    folder in assets/. layout: one of LAYOUTS. heads: the number in the file, whatever its config
+    says. bytes: of the checkpoint; base_bytes: of the base's weights. licence: of the backbone's
+    weights. chat_template: a name for chat_template(), if the repo has no template. revision: to
+    download, None for main. shape: a name for shape(). checked: whether the entry was compared with
+    the repo on the Hub.
     """
 
     id: str
@@ -43,7 +42,7 @@ class ModelPreset:
 
     @property
     def download_bytes(self) -> int | None:
-        """Bytes to fetch of both repos; None where that is not known."""
+        """Bytes to download from both repos; None if unknown."""
         if self.ships:
             return self.base_bytes
         return self.bytes + (self.base_bytes or 0) if self.bytes else None
@@ -51,15 +50,15 @@ class ModelPreset:
 
 @functools.cache
 def model_presets() -> tuple[ModelPreset, ...]:
-    """All of them, in the order of the file. Needs no network."""
+    """All presets, in the order of the file. No network."""
     return tuple(ModelPreset(**row) for row in _file()["model"])
 
 
 @functools.cache
 def shape(name: str) -> Mapping[str, Any]:
-    """What a config.json says of a backbone's sizes, by its name here."""
-    found: Mapping[str, Any] = _file()["shapes"][name]
-    return found
+    """The sizes of a backbone, as in a config.json, by the name of a [shapes] entry."""
+    sizes: Mapping[str, Any] = _file()["shapes"][name]
+    return sizes
 
 
 def _file() -> dict[str, Any]:
@@ -67,25 +66,25 @@ def _file() -> dict[str, Any]:
 
 
 def model_preset(repo: str) -> ModelPreset | None:
-    """The preset of a Hub id; ids differ in case only by mistake."""
+    """The preset of an id, ignoring case."""
     return next((p for p in model_presets() if p.id.lower() == repo.lower()), None)
 
 
 def repo_of(name: str) -> str:
-    """The Hub repo that is fetched for a name: the base of heads that ship, else itself."""
+    """The Hub repo to download: for heads that are part of medusa-chat their base, else `name`."""
     preset = model_preset(name)
     return preset.base if preset and preset.ships and preset.base else name
 
 
 class KnownTemplate(NamedTuple):
-    """The Jinja text for a repo that has no chat template of its own."""
+    """The chat template (Jinja) that we supply for a repo without one."""
 
     repo: str
     text: str
 
 
 def known_template(*repos: str | None) -> KnownTemplate | None:
-    """The template of the first of these repos that we have one for, by its id or as a base."""
+    """The template for the first of these repos that is a preset, or the base of one, with one."""
     for repo in filter(None, repos):
         for preset in model_presets():
             ids = (preset.id.lower(), (preset.base or "").lower())

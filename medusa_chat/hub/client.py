@@ -1,8 +1,8 @@
-"""The Hub's client: its settings, one request with a timeout, and HubError for every failure.
+"""The Hub client: settings, requests with a timeout, and a HubError for every failure.
 
-huggingface_hub reads its environment when it is imported, and --offline and --data-dir write there
-first, so it is imported inside functions only. Its list_models and auth_check (2.4) have no
-timeout, and its http_backoff sleeps for as long as a busy Hub says; `get` takes seconds.
+huggingface_hub reads its environment when it is imported, after --offline and --data-dir have set
+it, so it is imported inside functions only. In 2.4, list_models and auth_check have no timeout and
+http_backoff waits as long as a busy server asks; `get` fails after seconds.
 """
 
 import os
@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 from medusa_chat import __version__
 from medusa_chat.errors import ModelError, first_line
 
-ANSWER_SECONDS = 4.0  # for connecting, and for each silence after
-PATIENCE_SECONDS = 5.0  # for all tries of one request at a busy Hub
+ANSWER_SECONDS = 4.0  # to connect, and between bytes
+RETRY_SECONDS = 5.0  # for all tries of a request to a busy Hub
 ERROR_NUMBER = re.compile(r"^\[(Errno|WinError) -?\d+\] ")
 T = TypeVar("T")
 
 
 class HubError(ModelError):
-    """The Hub cannot give what was asked for. All but the message crosses a pipe as attributes.
+    """A request to the Hub that failed.
 
     kind: "gated", "missing", "refused", "busy", "broken", "offline", "network", "disk" or
-    "damaged". link: a page where the user can do something about it, else empty. retry_after:
-    seconds after which another try makes sense, None where none does.
+    "damaged". link: the page on which to fix it, or empty. retry_after: seconds to wait before a
+    retry, None if a retry is useless. Pickled with its attributes.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ def constants() -> Any:
     from huggingface_hub import constants as values
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # we report failures ourselves, once
+    logging.set_verbosity_error()  # HubError reports failures
     return values
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE (or --offline, which sets it) forbids the network."""
+    """Whether HF_HUB_OFFLINE (which --offline sets) disables the network."""
     return bool(constants().is_offline_mode())
 
 
 def answer_seconds() -> float:
-    """The timeout of a small request: ours, unless the user sets HF_HUB_ETAG_TIMEOUT."""
+    """The timeout of a small request: HF_HUB_ETAG_TIMEOUT if set, else ANSWER_SECONDS."""
     chosen, default = constants().HF_HUB_ETAG_TIMEOUT, constants().DEFAULT_ETAG_TIMEOUT
     return ANSWER_SECONDS if chosen == default else float(chosen)
 
 
 def page(repo: str) -> str:
-    """The repo's page in the browser."""
+    """The URL of a repo's page."""
     return f"{constants().ENDPOINT}/{repo}"
 
 
@@ -71,14 +71,14 @@ def api() -> Any:
 
 
 def file_url(repo: str, sha: str, name: str) -> str:
-    """The address of a file at a commit."""
+    """The URL of a file at a commit."""
     from huggingface_hub import hf_hub_url
 
     return hf_hub_url(repo, name, revision=sha, endpoint=constants().ENDPOINT)
 
 
 def request_headers() -> dict[str, str]:
-    """The headers of every request: the token, if the user has one, and the user agent."""
+    """The headers of every request: the user agent, and the token if there is one."""
     from huggingface_hub.utils import build_hf_headers
 
     return build_hf_headers(library_name="medusa-chat", library_version=__version__)
@@ -87,7 +87,7 @@ def request_headers() -> dict[str, str]:
 def get(
     url: str, timeout: float | None = None, byte_range: str | None = None, **params: Any
 ) -> Any:
-    """The response to a GET, already read; to be called inside `ask`."""
+    """The response to a GET, body included. Call it inside `ask`."""
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
     headers = request_headers()
@@ -100,7 +100,7 @@ def get(
 
 
 def list_models(what: str, timeout: float | None = None, **params: Any) -> list[Any]:
-    """HfApi.list_models with a timeout: a ModelInfo for each repo. what: named in a HubError."""
+    """HfApi.list_models with a timeout. what: the subject of a HubError."""
 
     def call() -> list[Any]:
         from huggingface_hub import ModelInfo
@@ -112,11 +112,11 @@ def list_models(what: str, timeout: float | None = None, **params: Any) -> list[
 
 
 def ask(repo: str, call: Callable[[], T]) -> T:
-    """call()'s value. A busy or failing Hub is asked again, for a few seconds. Raises HubError."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    """Returns call(), with retries for RETRY_SECONDS if the Hub is busy. Raises HubError."""
+    until = time.monotonic() + RETRY_SECONDS
     while True:
         try:
-            with explaining(repo):
+            with hub_errors(repo):
                 return call()
         except HubError as error:
             wait = error.retry_after
@@ -126,20 +126,20 @@ def ask(repo: str, call: Callable[[], T]) -> T:
 
 
 @contextmanager
-def explaining(repo: str) -> Iterator[None]:
-    """Turn what huggingface_hub and the network raise into a HubError with its remedy."""
+def hub_errors(repo: str) -> Iterator[None]:
+    """Turn errors of huggingface_hub and of the network into a HubError with a remedy."""
     constants()
     try:
         yield
     except Exception as error:
-        explained = _explained(repo, error)
-        if explained is None:
+        hub_error = _hub_error(repo, error)
+        if hub_error is None:
             raise
-        raise explained from error
+        raise hub_error from error
 
 
-def _explained(repo: str, error: Exception) -> HubError | None:
-    """None for an error that is neither the Hub's nor the network's."""
+def _hub_error(repo: str, error: Exception) -> HubError | None:
+    """The HubError for an error of the Hub or the network; None for any other."""
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx
 
@@ -149,7 +149,7 @@ def _explained(repo: str, error: Exception) -> HubError | None:
         case errors.GatedRepoError():
             return _gated(repo)
         case errors.RevisionNotFoundError():
-            return HubError(f"{repo} has no such revision: check it, or omit it", "missing")
+            return HubError(f"{repo} has no such revision: check its name, or omit it", "missing")
         case errors.RemoteEntryNotFoundError():
             name = error.response.url.path.rpartition("/")[2]
             return HubError(f"{repo} has no such file ({name})", "missing")
@@ -167,15 +167,15 @@ def _explained(repo: str, error: Exception) -> HubError | None:
             why = _reason(error)
             return HubError(f"the Hub cannot be reached{what} ({why}): {then}", "network")
         case httpx.RequestError() | ValueError() | KeyError() | TypeError():
-            who = f"what answers at {constants().ENDPOINT} is not the Hub ({_reason(error)})"
-            check = "check HF_ENDPOINT, and whether a proxy or a sign-in page is in between"
+            who = f"the server at {constants().ENDPOINT} is not the Hub ({_reason(error)})"
+            check = "check HF_ENDPOINT, and look for a proxy or a sign-in page"
             return HubError(f"{who}: {check}", "broken")
     return None
 
 
 def offline_error(repo: str) -> HubError:
-    what = f"the Hub repo {repo} is not in the cache and the network is off"
-    then = "omit --offline and HF_HUB_OFFLINE, or give a local folder"
+    what = f"{repo} is not in the cache, and the network is disabled"
+    then = "omit --offline (and HF_HUB_OFFLINE), or give a local folder"
     return HubError(f"{what}: {then}", "offline")
 
 
@@ -183,15 +183,15 @@ def _gated(repo: str) -> HubError:
     from huggingface_hub import get_token
 
     then = ", then try again" if get_token() else " and log in with `hf auth login`"
-    what = f"{repo} is gated: accept its licence at {page(repo)}{then}"
+    what = f"{repo} is a gated repository: accept its licence at {page(repo)}{then}"
     return HubError(what, "gated", page(repo))
 
 
 def _missing(repo: str) -> HubError:
     from huggingface_hub import get_token
 
-    private = "" if get_token() else ", or it is private: log in with `hf auth login`"
-    return HubError(f"there is no {repo} on the Hub{private}", "missing")
+    private = "" if get_token() else "; if it is private, log in with `hf auth login`"
+    return HubError(f"{repo} is not on the Hub{private}", "missing")
 
 
 def _of_status(repo: str, error: Any, status: int) -> HubError:
@@ -199,24 +199,28 @@ def _of_status(repo: str, error: Any, status: int) -> HubError:
     if status == 404:
         return _missing(repo)
     if status == 401:
-        why = f"the Hub refuses {repo} (401): it is private or gone, or your token is not valid"
+        why = f"access to {repo} denied (401): it is private or deleted, or your token is invalid"
         return HubError(f"{why}: check the id, or log in again with `hf auth login`", "refused")
     if status == 403:
         tokens = page("settings/tokens")
-        then = f"allow it at {tokens}, or log in with another (`hf auth login`)"
-        return HubError(f"your token may not read {repo} (403): {then}", "refused", tokens)
+        then = f"allow it at {tokens}, or log in with another token (`hf auth login`)"
+        return HubError(
+            f"your token does not allow reading {repo} (403): {then}", "refused", tokens
+        )
     if status == 429:
-        wait = _wait_asked(error.response.headers)
+        wait = _retry_after(error.response.headers)
         then = f"wait {wait:.0f} s and try again; `hf auth login` raises the limit"
-        return HubError(f"the Hub's rate limit is reached (429): {then}", "busy", "", wait)
+        return HubError(f"the rate limit of the Hub is reached (429): {then}", "busy", "", wait)
     if status >= 500:
         what = f"the Hub has a server error ({status}): try again in a minute"
         return HubError(what, "broken", retry_after=1.0)
-    return HubError(f"the Hub refuses {repo} ({status}): {_reason(error)}", "refused")
+    return HubError(
+        f"the Hub refused the request for {repo} ({status}): {_reason(error)}", "refused"
+    )
 
 
-def _wait_asked(headers: Any) -> float:
-    """Seconds that a 429 asks for, by Retry-After or RateLimit; 60 when it does not say."""
+def _retry_after(headers: Any) -> float:
+    """Seconds from the Retry-After or RateLimit header of a 429; 60 without either."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
     if (text := headers.get("Retry-After", "").strip()).isdigit():
@@ -226,5 +230,5 @@ def _wait_asked(headers: Any) -> float:
 
 
 def _reason(error: BaseException) -> str:
-    """Its first line, without the number of a system error."""
+    """The first line of an error, without its errno."""
     return ERROR_NUMBER.sub("", first_line(error))[:200]

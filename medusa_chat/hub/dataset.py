@@ -1,4 +1,4 @@
-"""The files of a data set on the Hub: conversations and prompts, as the training reads them."""
+"""Datasets on the Hub: the files with conversations or prompts for training."""
 
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -13,28 +13,28 @@ NOT_DATA = ("dataset_infos.json", "config.json", "state.json")
 
 
 def dataset_files(name: str) -> tuple[Path, ...]:
-    """The files of "owner/name", or the one of "owner/name/path/to/file", from the cache or
-    downloaded. Of a data set that is cut into parts, those for training. Raises HubError."""
+    """The data files of "owner/name", or the file "owner/name/path/to/file", downloaded if they are
+    not cached; of a dataset with splits, the training split. Raises HubError."""
     owner, _, rest = name.partition("/")
     own, _, file = rest.partition("/")
     repo = f"{owner}/{own}"
     if not own or not is_repo_id(repo):
-        what = f"there is no file {name[:200]!r}, and it is not the id of a Hub data set"
-        raise HubError(f"{what}: correct it", "missing")
+        what = f"there is no file {name[:200]!r}, and it is not a dataset id"
+        raise HubError(f"{what}: check the name", "missing")
     names = [file] if file else chosen_files(_names(repo))
     if not names:
-        what = f"the data set {repo} has no file in a supported format ({', '.join(SUFFIXES)})"
-        raise HubError(f"{what}: choose another", "missing")
+        what = f"the dataset {repo} has no file in a supported format ({', '.join(SUFFIXES)})"
+        raise HubError(f"{what}: choose another dataset", "missing")
     folder = _snapshot(repo, names)
     files = tuple(folder / file for file in names if (folder / file).is_file())
     if not files:
-        what = f"the data set {repo} has no file {names[0]}"
-        raise HubError(f"{what}: see {repo} on the Hub", "missing")
+        what = f"the dataset {repo} has no file {names[0]}"
+        raise HubError(f"{what}: see its page on the Hub", "missing")
     return files
 
 
 def chosen_files(names: Iterable[str]) -> list[str]:
-    """The data files, sorted; only those named for training, if there are any."""
+    """The data files, sorted; only those with "train" in their names, if there are any."""
     chosen = sorted(n for n in names if PurePosixPath(n).suffix in SUFFIXES and _is_data(n))
     return [n for n in chosen if "train" in n] or chosen
 
@@ -52,7 +52,7 @@ def _names(repo: str) -> Iterable[str]:
 
 
 def _snapshot(repo: str, names: list[str] | None = None) -> Path:
-    """The folder of these files, downloaded where the network is on."""
+    """The folder of these files, downloaded unless the network is disabled."""
     from huggingface_hub import errors, snapshot_download
 
     def call() -> str:

@@ -1,12 +1,12 @@
-"""pull(): run a DownloadPlan: each file resumed where it broke off and checked before it counts.
+"""pull(): execute a DownloadPlan. Downloads resume, and every file is verified by its hash.
 
-huggingface_hub 2.4 fetches with hf_hub_download, and http_get below it. Neither is used, since they
-- delete what has arrived when a download breaks off, is stopped, or ends with its process;
-- compare the size only, without Xet: a damaged file enters the cache;
-- sleep through any Retry-After, so that a stop waits and the user sees nothing;
-- write the ref first and link file by file: what broke off looks whole.
-So its client, its headers and its lock bring the bytes into its folders. A file is called
-`<hash>.incomplete` until its size and hash are what the Hub says.
+hf_hub_download and http_get of huggingface_hub 2.4 are not used, because they
+- delete a partial file when a download fails, is stopped, or its process ends;
+- compare only the size (without Xet), so a damaged file enters the cache;
+- sleep through any Retry-After, where a stop has to wait and the user sees nothing;
+- write the ref first and link file by file, so a partial snapshot looks complete.
+Here its HTTP client, headers and locks write into its cache. A file is named `<hash>.incomplete`
+until its size and hash match the Hub's.
 """
 
 import errno
@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,22 +32,22 @@ from medusa_chat.hub.repo import RepoFile
 from medusa_chat.units import gb
 
 TICK_SECONDS = 0.2
-SPEED_SECONDS = 5.0  # over which the speed is taken
-STOP_SECONDS = 0.7  # how long a cancelled download may take to let go
+SPEED_SECONDS = 5.0  # over which the speed is averaged
+STOP_SECONDS = 0.7  # to wait for a cancelled download to end
 CONNECT_SECONDS = 5.0
-TRIES = 4  # in a row, without a byte in between
-LONGEST_WAIT = 30.0  # what a busy Hub may ask for; longer, and the user decides
+TRIES = 4  # in a row that transfer no byte
+LONGEST_WAIT = 30.0  # before a retry; if the Hub asks for more, the download fails
 CHUNK = 1 << 20
 DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @dataclass(frozen=True)
 class DownloadEvent:
-    """How a download stands. done, total: bytes fetched and to fetch, what was cached not counted.
+    """The progress of a download. done, total: bytes to download, without what was cached.
 
-    phase: "connect", "check" (hashing what is on disk), "download", "wait" (before another try),
-    "cancelled" or "done". speed: bytes a second over the last seconds; left_seconds: at that speed;
-    both None while unknown. note: what to tell besides, in a sentence.
+    phase: "connect", "check" (hashing files on disk), "download", "wait" (before a retry),
+    "cancelled" or "done". speed: bytes per second over SPEED_SECONDS; left_seconds: at that speed;
+    None while unknown. note: a sentence for the user, or empty.
     """
 
     phase: str
@@ -65,12 +65,12 @@ class Cancelled(Exception):
 
 def pull(
     plan: DownloadPlan, stop: threading.Event | None = None, check: bool = True
-) -> Iterator[DownloadEvent]:
-    """Fetch what is left of a plan: an event about five times a second, the last one "done".
+) -> Generator[DownloadEvent, None, None]:
+    """Download what is missing of a plan; yields about five events per second, the last is "done".
 
-    Closing the generator, or setting `stop`, ends it within a second; what was downloaded is kept,
-    and the next pull resumes there. check: compare what is cached with the Hub's hashes and fetch
-    what is damaged again. Raises HubError, before the first byte where it can be known.
+    Closing the generator or setting `stop` ends it within a second; partial files are kept, and the
+    next pull resumes them. check: verify the hashes of cached files, and download damaged ones
+    again. Raises HubError, before the first byte if possible.
     """
     if client.is_offline() and plan.left:
         raise client.offline_error(plan.id)
@@ -96,10 +96,9 @@ def pull(
 
 
 class Download:
-    """A plan that is being fetched: `run` writes in its thread, others read.
+    """A running download: `run` writes the attributes in its thread, others read them.
 
-    total, done: bytes to fetch and fetched; phase, file, note: as in DownloadEvent; error: what
-    ended it.
+    total, done, phase, file, note: as in DownloadEvent. error: what ended it.
     """
 
     def __init__(self, plan: DownloadPlan, stop: threading.Event, check: bool) -> None:
@@ -108,7 +107,7 @@ class Download:
         self.phase, self.file, self.note = "connect", "", ""
         self.error: Exception | None = None
         self._response: Any = None
-        self._marks: deque[tuple[float, int]] = deque()  # when, and how much was done
+        self._marks: deque[tuple[float, int]] = deque()  # (time, bytes done)
 
     def event(self) -> DownloadEvent:
         speed = self._speed()
@@ -116,7 +115,7 @@ class Download:
         return DownloadEvent(self.phase, self.file, self.done, self.total, speed, left, self.note)
 
     def abort(self) -> None:
-        """Ask the thread to end, and wake it from a read that waits for the server."""
+        """Tell the thread to stop, and interrupt a read that waits for the server."""
         self.stop.set()
         response = self._response
         if response is None:
@@ -125,10 +124,10 @@ class Download:
             stream = response.extensions["network_stream"]
             stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         except (OSError, KeyError, AttributeError, ValueError):
-            pass  # closed already; else its timeout ends the thread
+            pass  # already closed; otherwise the timeout ends the thread
 
     def run(self) -> None:
-        """Every file of every part, then each part's snapshot."""
+        """Download every file, then link the snapshots."""
         try:
             for part in self.plan.parts:
                 for file in part.files:
@@ -137,11 +136,11 @@ class Download:
             for part in self.plan.parts:
                 with disk_errors(part.folder):
                     link_snapshot(part)
-        except Exception as error:  # raised by pull, in the thread that waits
+        except Exception as error:  # `pull` raises it in the waiting thread
             self.error = error
 
     def _speed(self) -> float | None:
-        """Bytes a second over the last seconds; None until there is something to go by."""
+        """Bytes per second over SPEED_SECONDS; None at the start."""
         now, done = time.monotonic(), self.done
         self._marks.append((now, done))
         while len(self._marks) > 2 and now - self._marks[1][0] > SPEED_SECONDS:
@@ -154,12 +153,12 @@ class Download:
             raise Cancelled
 
     def _ensure_cached(self, part: RepoPlan, file: RepoFile) -> None:
-        """Make sure that the whole file is in the cache. Raises HubError, Cancelled."""
+        """Download a file unless it is intact in the cache. Raises HubError, Cancelled."""
         from huggingface_hub.utils import WeakFileLock
 
         self.file, self.note = file.name, ""
         blob = storage(part.id) / "blobs" / file.blob
-        copy = part.folder / file.name  # where it is on a system without links
+        copy = part.folder / file.name  # its place on a system without links
         place = copy if copy.is_file() and not blob.is_file() else blob
         partial = blob.with_name(f"{file.blob}.incomplete")
         lock = cache_folder() / ".locks" / storage(part.id).name / f"{file.blob}.lock"
@@ -167,24 +166,24 @@ class Download:
             if self._is_intact(place, file):
                 return
             if (size := size_of(place)) >= 0:
-                self.note = f"{file.name} in the cache was damaged: downloaded again"
-                self.total += file.size if size == file.size else 0  # else it is counted
+                self.note = f"{file.name} was damaged in the cache: downloading it again"
+                self.total += file.size if size == file.size else 0  # else already counted
             place.unlink(missing_ok=True)
             for folder in (blob.parent, lock.parent):
                 folder.mkdir(parents=True, exist_ok=True)
-            with WeakFileLock(lock, timeout=1):  # which huggingface_hub takes too
+            with WeakFileLock(lock, timeout=1):  # huggingface_hub uses the same lock
                 if size_of(blob) == file.size:
-                    return  # another process was faster
+                    return  # by another process
                 for _ in range(2):
                     if self._fetch(part, file, partial):
                         paths.replace(partial, blob)
                         return
                     self.note = f"{file.name} is damaged: downloading it again"
-        what = f"{file.name} of {part.id} is damaged (its hash differs from the Hub's)"
+        what = f"{file.name} of {part.id} arrived damaged (wrong hash)"
         raise HubError(f"{what}: try again later, or on another network", "damaged")
 
     def _is_intact(self, place: Path, file: RepoFile) -> bool:
-        """Whether a cached file has the right size and, where that is asked, the right hash."""
+        """Whether a cached file has the right size and, if `check` is set, the right hash."""
         if size_of(place) != file.size or not self.check:
             return size_of(place) == file.size
         with suppress(OSError):
@@ -192,7 +191,7 @@ class Download:
         return False
 
     def _hash(self, place: Path, file: RepoFile) -> str:
-        """SHA-256 of a large file, git's SHA-1 of a small one. Raises Cancelled."""
+        """The file's SHA-256, or git's SHA-1, whichever the Hub gives. Raises Cancelled."""
         self.phase = "check"
         hasher: Any = hashlib.sha256()
         if len(file.blob) != len(hasher.hexdigest()):
@@ -204,8 +203,7 @@ class Download:
         return str(hasher.hexdigest())
 
     def _fetch(self, part: RepoPlan, file: RepoFile, place: Path) -> bool:
-        """Append to a partial file what is missing; whether its hash is right. Deletes a wrong
-        one."""
+        """Complete a partial file; returns whether its hash is right, and deletes it if not."""
         with open(place, "ab") as stream:
             if size := stream.tell():
                 self.note = f"{file.name}: resuming at {gb(size)}"
@@ -224,7 +222,7 @@ class Download:
         return False
 
     def _stream(self, part: RepoPlan, file: RepoFile, stream: BinaryIO) -> None:
-        """Append one answer of the Hub. Raises HubError, also when it ends too early."""
+        """Append one response of the Hub. Raises HubError, also if the response is too short."""
         from huggingface_hub.utils import get_session, hf_raise_for_status, httpx
 
         self.phase, start = "connect", stream.tell()
@@ -234,14 +232,16 @@ class Download:
         timeout = httpx.Timeout(silence, connect=CONNECT_SECONDS)
         try:
             with (
-                client.explaining(part.id),
+                client.hub_errors(part.id),
                 get_session().stream("GET", url, headers=headers, timeout=timeout) as response,
             ):
                 self._response = response
                 self._check_stop()
                 hf_raise_for_status(response)
                 answered = response.headers.get("Content-Range", "")
-                if start and not answered.startswith(f"bytes {start}-"):  # a server without ranges
+                if start and not answered.startswith(
+                    f"bytes {start}-"
+                ):  # the server ignores ranges
                     self.total += start
                     stream.seek(0)
                     stream.truncate()
@@ -250,55 +250,56 @@ class Download:
                     stream.write(chunk)
                     self.phase, self.done = "download", self.done + len(chunk)
                     if stream.tell() > file.size:
-                        return  # it is damaged, as its hash will tell
+                        return  # too long: its hash will be wrong
         except HubError:
-            self._check_stop()  # a read that was woken to end is no failure
+            self._check_stop()  # `abort` interrupts a read
             raise
         finally:
             self._response = None
         if stream.tell() < file.size:
-            raise HubError(f"the connection dropped in {file.name}", "network", retry_after=0.0)
+            raise HubError(
+                f"the connection was lost while downloading {file.name}", "network", retry_after=0.0
+            )
 
     def _wait(self, error: HubError, failures: int) -> None:
-        """Wait before another try, in sight of the user; raises the error when none makes sense."""
+        """Wait before a retry, and report it; raises the error if a retry is useless."""
         asked = error.retry_after or 0.0
         can_retry = error.kind == "network" or error.retry_after is not None
         if not can_retry or failures >= TRIES or asked > LONGEST_WAIT:
             if error.kind != "network":
                 raise error
-            kept = "what was downloaded is kept: the next try resumes there"
+            kept = "the partial file is kept, and the next download resumes it"
             raise HubError(f"{self.file}: {error} ({kept})", "network") from error
         wait = max(asked, min(0.5 * 2 ** (failures - 1), 4.0))
         self.phase = "wait"
-        self.note = f"{self.file}: {str(error).partition(':')[0]}; again in {wait:.1f} s"
+        self.note = f"{self.file}: {str(error).partition(':')[0]}; retrying in {wait:.1f} s"
         self.stop.wait(wait)
         self._check_stop()
 
 
 @contextmanager
 def disk_errors(folder: Path, file: RepoFile | None = None) -> Iterator[None]:
-    """Turn a disk that is full or closed, and a file that is locked, into a HubError; what has
-    arrived of `file` is kept."""
+    """Turn a full disk, a folder that cannot be written and a locked file into a HubError."""
     from filelock import Timeout
 
     try:
         yield
     except OSError as error:
         if file and isinstance(error, Timeout):
-            what = f"{file.name} is already being downloaded: wait until it is done"
+            what = f"another process is downloading {file.name}: wait until it is done"
             raise HubError(what, "busy") from error
         if file and error.errno in DISK_FULL:
-            what = f"the disk of {cache_folder()} is full in the middle of {file.name}"
-            then = f"free {gb(file.size)} (medusa-chat models rm), then pull again"
-            raise HubError(f"{what}: {then}: what has arrived is kept", "disk") from error
-        what = f"{folder} cannot be written ({error.strerror or error})"
-        then = "check its owner, or set HF_HOME to a folder of yours"
+            what = f"the disk of {cache_folder()} is full while downloading {file.name}"
+            then = f"free {gb(file.size)} (medusa-chat models rm), then pull again to resume"
+            raise HubError(f"{what}: {then}", "disk") from error
+        what = f"cannot write to {folder} ({error.strerror or error})"
+        then = "check its permissions, or set HF_HOME to another folder"
         raise HubError(f"{what}: {then}", "disk") from error
 
 
 def link_snapshot(part: RepoPlan) -> None:
-    """Link the files into the snapshot, the weights last, then say which commit the revision is."""
-    homes: dict[str, Path] = {}  # where a blob is, on a system without links
+    """Link the files into the snapshot, the weights last, then write the ref."""
+    homes: dict[str, Path] = {}  # blob -> its file, on a system without links
     for file in sorted(part.files, key=lambda file: file.size):
         blob, place = storage(part.id) / "blobs" / file.blob, part.folder / file.name
         home = homes.setdefault(file.blob, place)
@@ -308,10 +309,10 @@ def link_snapshot(part: RepoPlan) -> None:
         place.unlink(missing_ok=True)  # a broken link
         try:
             os.symlink(os.path.relpath(blob, place.parent), place)
-        except OSError:  # the file itself moves, as in huggingface_hub
+        except OSError:  # no links: move the file, as huggingface_hub does
             if blob.exists():
                 paths.replace(blob, place)
-            else:  # to another name of the same content
+            else:  # a second file with the same content
                 partial = place.with_name(f"{place.name}.part")
                 shutil.copyfile(home, partial)
                 paths.replace(partial, place)

@@ -1,7 +1,7 @@
-"""plan(): what loading a checkpoint needs from the Hub, to the byte, before the first is fetched.
+"""plan(): the files that a checkpoint needs from the Hub, and how many bytes are missing.
 
-huggingface_hub 2.4's dry_run asks for every file by itself and knows neither hashes nor what a
-download that broke off has left; HfApi.model_info tells all sizes and hashes in one answer.
+dry_run of huggingface_hub 2.4 sends a request for every file, and reports neither hashes nor
+partial files; HfApi.model_info has all sizes and hashes in one response.
 """
 
 import shutil
@@ -22,11 +22,11 @@ from medusa_chat.units import gb
 
 @dataclass(frozen=True)
 class RepoPlan:
-    """What is needed of one repo. role: "model" (a whole one), "heads" or "backbone".
+    """The files needed from one repo. role: "model" (all of it), "heads" or "backbone".
 
-    left: bytes to fetch, without what is in the cache. refusal: why this user cannot have its files
-    yet. config: its config with that of a LoRA adapter; {} where it may not be read. named: the
-    GGUF file that was asked for; note: which one was chosen where none was, and why.
+    left: bytes to download, without what is cached. refusal: why this user has no access yet.
+    config: its config merged with a LoRA adapter's; {} without access. named: the GGUF file that
+    was requested; note: if none was, which one was chosen and why.
     """
 
     id: str
@@ -43,7 +43,7 @@ class RepoPlan:
 
     @property
     def name(self) -> str:
-        """The id it was requested by, with its GGUF file where one was named."""
+        """The id it was requested by, including a GGUF file."""
         return f"{self.id}/{self.named}" if self.named else self.id
 
     @property
@@ -52,16 +52,16 @@ class RepoPlan:
 
     @property
     def folder(self) -> Path:
-        """Where its files will be."""
+        """The snapshot that will have its files."""
         return snapshot_folder(self.id, self.sha)
 
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """What is needed to load a checkpoint: its own repo, then its base's where it holds none.
+    """The repos needed to load a checkpoint: its own and, unless it contains a backbone, its base.
 
-    base: the backbone's repo, None where the checkpoint holds its own or names none. total: bytes
-    of everything needed; left: of what is not in the cache.
+    base: the backbone's repo; None if the checkpoint contains a backbone or names none. total:
+    bytes of all files; left: of those not in the cache.
     """
 
     id: str
@@ -87,22 +87,22 @@ class DownloadPlan:
 
     @property
     def refusal(self) -> HubError | None:
-        """The first reason why the download cannot begin, the disk included."""
+        """Why the download cannot start: no access to a repo, or a full disk."""
         for part in self.parts:
             if part.refusal is not None and part.left:
                 return part.refusal
         if self.left <= (free := _free_bytes()):
             return None
-        disk = f"the disk of {cache_folder()} has {gb(free)}"
-        then = "free some, remove a model with medusa-chat models rm, or set HF_HOME"
-        return HubError(f"{self.id} needs {gb(self.left)} more and {disk}: {then}", "disk")
+        disk = f"the disk of {cache_folder()} has {gb(free)} free"
+        then = "free some space, remove a model (medusa-chat models rm), or set HF_HOME"
+        return HubError(f"{self.id} needs {gb(self.left)}, but {disk}: {then}", "disk")
 
 
 def plan(repo: str, revision: str | None = None, backbone: str | None = None) -> DownloadPlan:
-    """What to fetch so that `repo` can be loaded: of heads that ship, the base. Raises HubError.
+    """Plan the download of everything that loading `repo` needs. Raises HubError.
 
-    revision: None takes the preset's, else main. backbone: a repo to use instead of the base that
-    the checkpoint names; a local folder needs no download.
+    revision: None for the preset's, else main. backbone: a repo to use instead of the checkpoint's
+    base; a local folder needs no download. For heads that are part of medusa-chat, the base only.
     """
     preset = model_preset(repo)
     if preset is not None and preset.ships:
@@ -113,8 +113,8 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
     own = plan_repo(repo, revision)
     if own.role == "model":
         if backbone:
-            why = "trained together with its heads"
-            raise HubError(f"{repo} holds its own backbone, {why}: omit --backbone", "refused")
+            why = "its heads were trained with it"
+            raise HubError(f"{repo} has its own backbone ({why}): omit --backbone", "refused")
         return DownloadPlan(repo, (own,))
     base = backbone or (preset and preset.base) or _base_in(own.config, repo)
     if base is None:
@@ -132,16 +132,17 @@ def plan(repo: str, revision: str | None = None, backbone: str | None = None) ->
 
 
 def plan_repo(repo: str, revision: str | None = None, role: str | None = None) -> RepoPlan:
-    """What is needed of this repo alone.
+    """Plan the download of one repo, without its base. Raises HubError.
 
-    repo: an id, or one of its GGUF files (owner/name/FILE.gguf). role: "backbone" leaves heads out;
-    None means: as its files say. Raises HubError.
+    repo: an id, or one of its GGUF files (owner/name/FILE.gguf). role: "backbone" excludes heads;
+    None: depends on its files.
     """
     repo_id, named = split_name(repo)
     preset = model_preset(repo_id)
     at = repo_info(repo_id, revision or (preset.revision if preset else None))
     refusal = access_refusal(at)
-    config, note = {}, ""
+    config: dict[str, Any] = {}
+    note = ""
     if named or _is_gguf_repo(at, role):
         role = role or "model"
         needed, note = _gguf_parts(at, named)
@@ -166,7 +167,7 @@ def plan_repo(repo: str, revision: str | None = None, role: str | None = None) -
 
 
 def _base_in(config: Mapping[str, Any], repo: str) -> str | None:
-    """The base that the config of heads names."""
+    """The base named in the config of heads."""
     for key in ("base_model_name_or_path", "_name_or_path"):
         name = config.get(key)
         owner_and_name = split_name(name)[0] if isinstance(name, str) else ""
@@ -188,8 +189,7 @@ def _free_bytes() -> int:
 
 
 def _is_gguf_repo(repo: Repo, role: str | None) -> bool:
-    """Whether a GGUF file is all that there is: weights in safetensors come before it, and heads
-    that name their own base."""
+    """Whether to read a GGUF file: the repo has neither other weights nor (separate) heads."""
     has_heads = role is None and bool(repo_files.heads_files(repo.sizes))
     if has_heads or repo_files.backbone(repo.sizes).weights:
         return False
@@ -197,7 +197,7 @@ def _is_gguf_repo(repo: Repo, role: str | None) -> bool:
 
 
 def _gguf_parts(repo: Repo, named: str | None) -> tuple[set[str], str]:
-    """One GGUF file with all its parts, which hold everything, and why it was chosen."""
+    """(the parts of one GGUF file, why it was chosen)."""
     chosen, note = (named, "") if named else choose_file(repo.sizes)
     parts = parts_of(chosen or "")
     if missing := [part for part in parts if part not in repo.sizes]:
@@ -208,54 +208,54 @@ def _gguf_parts(repo: Repo, named: str | None) -> tuple[set[str], str]:
 
 
 def _settings(repo: Repo) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The config, with that of a LoRA adapter, and the index of the weights, None without one."""
+    """(config merged with a LoRA adapter's, index of the weights if there is one)."""
     config: dict[str, Any] = {}
-    _, index, own, _ = repo_files.backbone(repo.sizes)
-    for name in dict.fromkeys(("adapter_config.json", "config.json", own)):
+    backbone = repo_files.backbone(repo.sizes)
+    for name in dict.fromkeys(("adapter_config.json", "config.json", backbone.config)):
         config |= _json(repo, name)
-    return config, _json(repo, index) if index else None
+    return config, _json(repo, backbone.index) if backbone.index else None
 
 
 def _role(repo: Repo, config: Mapping[str, Any] | None) -> str:
-    """What a repo is. config: None where it cannot be read yet."""
+    """The role of a repo. config: None without access."""
     if config is None:
         is_model = not repo_files.heads_files(repo.sizes)
-    else:  # heads are published under a model's file names too
+    else:  # some heads are published as model.safetensors
         is_model = isinstance(kind := config.get("model_type"), str) and kind != "medusa"
     return "model" if is_model and repo_files.backbone(repo.sizes).weights else "heads"
 
 
 def _needed(repo: Repo, role: str, index: Mapping[str, Any] | None) -> set[str]:
-    """The names of the files to have. Raises HubError where weights or heads are missing."""
-    weights, _, _, beside = repo_files.backbone(repo.sizes, index)
+    """The names of the files to download. Raises HubError if weights or heads are missing."""
+    backbone = repo_files.backbone(repo.sizes, index)
     heads = repo_files.heads_files(repo.sizes)
     needed: set[str] = set()
     if role != "heads":
-        needed |= {*weights, *beside}
+        needed |= {*backbone.weights, *backbone.beside}
     if role != "backbone":
         needed |= set(repo_files.files_of_heads(repo.sizes))
     if role == "heads" and not heads:
-        needed |= set(weights)
+        needed |= set(backbone.weights)
     if missing := sorted(needed - set(repo.sizes)):
-        what = f"{repo.id} lacks {missing[0]}, which its index names"
-        raise HubError(f"{what}: ask its owner to add it", "broken")
-    if not weights and not (role == "heads" and heads):
-        what = f"{repo.id} holds neither Medusa heads nor weights in safetensors, .bin or GGUF"
-        then = "choose another repo (see medusa-chat models search)"
+        what = f"{repo.id} is incomplete: {missing[0]}, listed in its index, is missing"
+        raise HubError(f"{what}; ask its owner to add it", "broken")
+    if not backbone.weights and not (role == "heads" and heads):
+        what = f"{repo.id} has neither Medusa heads nor weights in safetensors, .bin or GGUF"
+        then = "choose another repository (see medusa-chat models search)"
         raise HubError(f"{what}: {then}", "refused")
     return needed
 
 
 def _json(repo: Repo, name: str) -> dict[str, Any]:
-    """A small JSON object of the repo; {} when there is none."""
+    """A JSON file of at most MAX_JSON bytes; {} if there is none."""
     size = repo.sizes.get(name, 0)
     return parse_json(read(repo, name, 0, size)) if size <= MAX_JSON else {}
 
 
 def _left(repo: Repo, file: RepoFile) -> int:
-    """Bytes to fetch: nothing for a file of the right size, the rest for one that was begun."""
+    """Bytes to download: 0 if the file is cached, the rest if it is partial."""
     blob = storage(repo.id) / "blobs" / file.blob
     if file.size in (size_of(blob), size_of(snapshot_folder(repo.id, repo.sha) / file.name)):
         return 0
-    begun = size_of(blob.with_name(f"{file.blob}.incomplete"))
-    return file.size - begun if 0 < begun <= file.size else file.size
+    partial = size_of(blob.with_name(f"{file.blob}.incomplete"))
+    return file.size - partial if 0 < partial <= file.size else file.size

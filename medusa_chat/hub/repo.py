@@ -1,7 +1,7 @@
-"""A repo on the Hub at one commit: its files with sizes and hashes, and their bytes by ranges.
+"""A repo on the Hub at one commit: file names, sizes and hashes, and ranged reads.
 
-huggingface_hub 2.4's HfFileSystem takes a whole file for the piece where a server knows no ranges,
-and its parse_safetensors_file_metadata reads no pickles and checks no offsets.
+HfFileSystem of huggingface_hub 2.4 returns the whole file if a server ignores ranges, and
+parse_safetensors_file_metadata reads no pickles and checks no offsets.
 """
 
 import difflib
@@ -18,14 +18,13 @@ from medusa_chat.hub.client import HubError, ask, get
 from medusa_chat.hub.repo_files import COMMIT, is_repo_id, is_safe
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-MIN_READ = 128 * 1024  # of a ranged read: most headers fit
+MIN_READ = 128 * 1024  # bytes; most headers fit
 MAX_READ = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class RepoFile:
-    """A file of a repo. blob: its hash, SHA-256 of a large file and git's SHA-1 of a small one; the
-    cache keeps it under that name."""
+    """A file of a repo. blob: its SHA-256 (LFS) or git's SHA-1, which is its name in the cache."""
 
     name: str
     size: int
@@ -34,7 +33,7 @@ class RepoFile:
 
 @dataclass(frozen=True)
 class Repo:
-    """A repo at one commit. gated: its licence must be accepted before files are given."""
+    """A repo at one commit. gated: its licence must be accepted before a download."""
 
     id: str
     revision: str
@@ -44,12 +43,12 @@ class Repo:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """File name -> bytes; names in folders below have "/" between the parts."""
+        """File path (with "/") -> bytes."""
         return {file.name: file.size for file in self.files}
 
 
 def repo_info(repo: str, revision: str | None = None) -> Repo:
-    """Ask the Hub about a repo, in one request. Raises HubError, with near names for a typo."""
+    """Request the files of a repo. Raises HubError, with similar ids if there is no such repo."""
     if not is_repo_id(repo):
         raise HubError(f"{repo[:100]!r} is not a valid Hub id: give owner/name", "missing")
     if client.is_offline():
@@ -60,16 +59,16 @@ def repo_info(repo: str, revision: str | None = None) -> Repo:
         return api.model_info(repo, revision=revision, files_metadata=True, timeout=timeout)
 
     try:
-        return _checked(repo, revision or "main", ask(repo, call))
+        return _parse(repo, revision or "main", ask(repo, call))
     except HubError as error:
-        near = _near_names(repo) if error.kind == "missing" and not revision else []
-        if not near:
+        similar = _similar_ids(repo) if error.kind == "missing" and not revision else []
+        if not similar:
             raise
-        raise HubError(f"{error}; did you mean {' or '.join(near)}?", "missing") from error
+        raise HubError(f"{error}; did you mean {' or '.join(similar)}?", "missing") from error
 
 
 def access_refusal(repo: Repo) -> HubError | None:
-    """Why this user may not have the files of a gated repo; None where nothing is in the way."""
+    """Why this user has no access to a gated repo; None if there is access."""
     if not repo.gated:
         return None
     try:
@@ -82,13 +81,13 @@ def access_refusal(repo: Repo) -> HubError | None:
 
 
 def read(repo: Repo, name: str, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of a file, by a ranged request. Raises HubError."""
+    """Bytes `start` to `stop` of a file, with a ranged request. Raises HubError."""
     if stop <= start:
         return b""
     url, wanted = client.file_url(repo.id, repo.sha, name), f"bytes={start}-{stop - 1}"
     answer = ask(repo.id, lambda: get(url, byte_range=wanted))
     data = bytes(answer.content)
-    if answer.status_code == 200:  # a server that knows no ranges
+    if answer.status_code == 200:  # the server ignores ranges
         data = data[start:stop]
     if len(data) != stop - start:
         what = f"the Hub sent {len(data)} of {stop - start} bytes of {name}"
@@ -97,8 +96,8 @@ def read(repo: Repo, name: str, start: int, stop: int) -> bytes:
 
 
 class HubSource:
-    """The files of a Hub repo at one commit (layouts.source.Source), or one GGUF file of it alone,
-    read in small pieces: weights stay where they are. Every method raises HubError."""
+    """A Hub repo at one commit, or one GGUF file of it, as a `Source` (checkpoints/layouts) that
+    reads headers without a download. Every method raises HubError."""
 
     def __init__(self, repo: str, revision: str | None = None) -> None:
         repo, named = split_name(repo)
@@ -108,16 +107,16 @@ class HubSource:
         if named is not None:
             if named not in self._sizes:
                 raise HubError(f"{repo} has no file {named}", "missing")
-            kept = {*parts_of(named), "README.md"}  # which tells the licence
+            kept = {*parts_of(named), "README.md"}  # README has the licence
             self._sizes = {name: size for name, size in self._sizes.items() if name in kept}
-        self._pieces: dict[str, tuple[tuple[int, bytes], ...]] = {}  # the last few read
+        self._pieces: dict[str, tuple[tuple[int, bytes], ...]] = {}  # the last reads
 
     def files(self) -> Mapping[str, int]:
-        """File name -> bytes; names in folders below have "/" between the parts."""
+        """File path (with "/") -> bytes."""
         return dict(self._sizes)
 
     def read(self, file: str, start: int, length: int) -> bytes:
-        """`length` bytes from byte `start`; fewer where the file ends."""
+        """`length` bytes from byte `start`; fewer at the end of the file."""
         if file not in self._sizes:
             raise HubError(f"{self.name} has no file {file!r}", "missing")
         size = self._sizes[file]
@@ -134,14 +133,14 @@ class HubSource:
         return piece[:length]
 
 
-def _checked(repo: str, revision: str, info: Any) -> Repo:
-    """The answer, checked, since it names files that will be written. Raises HubError."""
+def _parse(repo: str, revision: str, info: Any) -> Repo:
+    """The Hub's response, validated, since its file names will be written. Raises HubError."""
     try:
         files = tuple(_file(sibling) for sibling in info.siblings or ())
         if not COMMIT.fullmatch(info.sha or ""):
             raise ValueError("commit")
     except (ValueError, TypeError, AttributeError) as error:
-        what = f"the Hub's description of {repo} cannot be read ({error})"
+        what = f"the Hub's response for {repo} is invalid ({error})"
         raise HubError(f"{what}: try again later", "broken") from error
     return Repo(repo, revision, info.sha, files, bool(info.gated))
 
@@ -155,8 +154,8 @@ def _file(sibling: Any) -> RepoFile:
     return RepoFile(sibling.rfilename, int(size), blob)
 
 
-def _near_names(repo: str) -> list[str]:
-    """At most two ids that could be meant: presets, what is cached, what the Hub finds quickly."""
+def _similar_ids(repo: str) -> list[str]:
+    """At most two similar ids, from presets, the cache, and a quick search on the Hub."""
     ids = [*cached_ids()]
     for preset in model_presets():
         ids += filter(None, (preset.id, preset.base))
@@ -165,6 +164,6 @@ def _near_names(repo: str) -> list[str]:
         try:
             ids += [info.id for info in client.list_models(repo, timeout=2, **params)]
         except HubError:
-            break  # a guess is worth no further trouble
+            break  # a suggestion is optional
     known = {one.lower(): one for one in ids if one != repo}
     return [known[one] for one in difflib.get_close_matches(repo.lower(), known, 2, 0.8)]

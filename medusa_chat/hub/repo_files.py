@@ -1,19 +1,20 @@
-"""Names of a repo's files, and which of them matter: Medusa heads, or a backbone's weights."""
+"""Which of a repo's files matter, by their names: Medusa heads, a backbone's weights and config."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 HEADS = re.compile(r"medusa_lm_head[\w.-]*\.(safetensors|pt|bin)")
 ADAPTER = re.compile(r"adapter_model\.(safetensors|bin)")
-# Weights in one file, and the names of their shards; the index is called FILE.index.json.
+# Weights in one file -> the names of their shards; the index is FILE.index.json.
 WEIGHTS = {
     "model.safetensors": re.compile(r"model-\d+-of-\d+\.safetensors"),
     "pytorch_model.bin": re.compile(r"pytorch_model-\d+-of-\d+\.bin"),
 }
-# What else a backbone is read from. No code, no original/*.pth, no optimizer.
+# Other files of a backbone. No code, no original/*.pth, no optimizer.
 BESIDE = re.compile(
     r"(config|generation_config|hf_quant_config|quantize_config|quantization_config|"
     r"tokenizer|tokenizer_config|special_tokens_map|added_tokens|chat_template|vocab)\.json|"
@@ -27,7 +28,7 @@ REPO_ID = re.compile(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", re.ASCII)
 
 
 def is_repo_id(name: object) -> bool:
-    """Whether `name` could be a repo of the Hub: "owner/name", or the "name" of an old one."""
+    """Whether `name` is a valid repo id: "owner/name", or the "name" of an old repo."""
     return (
         isinstance(name, str)
         and REPO_ID.fullmatch(name) is not None
@@ -36,22 +37,23 @@ def is_repo_id(name: object) -> bool:
 
 
 def is_safe(name: object) -> bool:
-    """Whether a repo's file name stays inside the folder it is written to, on every system."""
+    """Whether a file name stays inside the folder it is written to, on every system."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         return False
     return not re.search(r'[\\:*?"<>|]', name) and not {"", ".", ".."} & set(name.split("/"))
 
 
 def heads_files(names: Iterable[str]) -> tuple[str, ...]:
-    """The files of Medusa heads, one format for each folder: safetensors before pickles."""
+    """The files of Medusa heads, in one format per folder: safetensors before pickles."""
     return _one_format(names, HEADS)
 
 
-class Backbone(NamedTuple):
-    """The names of the files that a backbone is read from.
+@dataclass(frozen=True)
+class Backbone:
+    """The file names of a backbone.
 
-    weights: of one format, with their index; empty where there are none that can be used. index:
-    None where one file holds all; config: need not be there; beside: tokenizer and settings.
+    weights: in one format, with their index; empty if there are none. index: None for a single
+    file. config: it may not exist. beside: tokenizer and settings.
     """
 
     weights: tuple[str, ...]
@@ -61,9 +63,9 @@ class Backbone(NamedTuple):
 
 
 def backbone(names: Iterable[str], index: Mapping[str, Any] | None = None) -> Backbone:
-    """The backbone at the root of a repo, else in the only folder below that has weights.
+    """The backbone at the root of a repo, else in the only folder with weights.
 
-    index: the content of Backbone.index, where there is one; it decides which shards belong.
+    index: the content of Backbone.index, which lists the shards, once it is known.
     """
     folders: dict[str, set[str]] = {"": set()}
     for name in names:
@@ -79,7 +81,7 @@ def backbone(names: Iterable[str], index: Mapping[str, Any] | None = None) -> Ba
 
 
 def files_of_heads(names: Iterable[str]) -> tuple[str, ...]:
-    """Everything heads are read from: the heads, their config, a LoRA adapter, a calibration."""
+    """All files of heads: weights, config, LoRA adapter, calibration."""
     heads = heads_files(names)
     folders = {PurePosixPath(name).parent for name in heads} | {PurePosixPath()}
     paths = [PurePosixPath(name) for name in sorted(set(names))]
@@ -89,7 +91,7 @@ def files_of_heads(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def says_medusa(config: object) -> bool:
-    """Whether a config.json speaks of Medusa heads, in any of the ways that are in use."""
+    """Whether a config.json mentions Medusa heads, in any known way."""
     if not isinstance(config, Mapping):
         return False
     names = {"medusa_num_heads", "medusa_num_layers", "medusa_config"}
@@ -98,17 +100,17 @@ def says_medusa(config: object) -> bool:
 
 
 def index_has_heads(index: object) -> bool:
-    """Whether an index lists Medusa heads among its tensors."""
+    """Whether an index lists tensors of Medusa heads."""
     return any(str(n).startswith(("medusa_head.", "medusa_heads.")) for n in _weight_map(index))
 
 
 def shards_of(index: object) -> frozenset[str]:
-    """The files that an index names; empty where it is no index."""
+    """The files that an index lists; empty if it is not an index."""
     return frozenset(map(str, _weight_map(index).values()))
 
 
 def parse_json(text: bytes) -> dict[str, Any]:
-    """A JSON object; {} for anything else."""
+    """A JSON object, or {} if the text is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -122,7 +124,7 @@ def _weight_map(index: object) -> Mapping[str, Any]:
 
 
 def _weights(names: set[str], index: object = None) -> tuple[str, ...]:
-    """An index whose files are there decides, before a single file that lies beside it."""
+    """The weights of a folder: those of an index if its files exist, before a single file."""
     for single, shard in WEIGHTS.items():
         shards = sorted(name for name in names if shard.fullmatch(name))
         listed, index_name = sorted(shards_of(index)) or shards, f"{single}.index.json"
@@ -137,7 +139,7 @@ def _weights(names: set[str], index: object = None) -> tuple[str, ...]:
 
 
 def _one_format(names: Iterable[str], pattern: re.Pattern[str]) -> tuple[str, ...]:
-    """The matching files of each folder: all in safetensors, else the first of another format."""
+    """The matching files of each folder: all safetensors files, else the first other file."""
     folders: dict[str, list[str]] = {}
     for name in sorted(names):
         if pattern.fullmatch(PurePosixPath(name).name):

@@ -10,6 +10,7 @@ import torch
 import transformers  # noqa: F401  # imported before the first load asks for it
 from torch import Tensor
 
+from medusa_chat.checkpoints import devices
 from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.devices import (
     choose_device,
@@ -19,7 +20,6 @@ from medusa_chat.checkpoints.devices import (
 )
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
-from medusa_chat.decoding.backends import cpu_threads
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError, first_line, is_panic
 from medusa_chat.messages import (
@@ -134,7 +134,7 @@ def _ranked(
 def serve_requests(pipe: Connection) -> None:
     """Take requests and Stops from the pipe, answer each request with Values and one End, until
     the app closes the pipe or the device fails."""
-    cpu_threads.leave_one()  # the page, and usually its browser, run beside
+    devices.leave_one_core()  # the page, and usually its browser, run beside
     worker = Worker()
     with suppress(EOFError, OSError):  # the app has exited
         while True:

@@ -17,13 +17,16 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.devices import device_memory, held_bytes
 from medusa_chat.checkpoints.model_sizes import short_length
 from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.decoding.answer import BROKEN
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import cpu_threads, native
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_step import NativeStep, NativeTexts
+from medusa_chat.decoding.backends.native_weights import layer_packer
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.families import windows
 from medusa_chat.decoding.kv_cache import layer_shapes
@@ -95,8 +98,8 @@ def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     short = short_length(config.to_dict()) or context
     # a row sees its whole text, with longrope's factors of the passes that train
     fits = context <= min(width, short)
-    has_pass = native.can_run(model) and fits and native_build.library() is not None
-    step = native_step(model, context) if has_pass else None
+    has_pass = native_step.can_run(model) and fits and native_build.library() is not None
+    step = attached_native(model, context) if has_pass else None
     return BatchAnswerer(model, ends) if step is None else NativeAnswerer(step, ends)
 
 
@@ -176,10 +179,10 @@ def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
 def _plain_generation(model: Any) -> Iterator[None]:
     """The model without what its generation config does to the logits (a repetition penalty,
     min-p, ...), which our engine does not do either; the random state is restored afterwards."""
-    devices = [model.device.index or 0] if model.device.type == "cuda" else []
+    gpus = [model.device.index or 0] if model.device.type == "cuda" else []
     kept, model.generation_config = model.generation_config, GenerationConfig()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=gpus):
             yield
     finally:
         model.generation_config = kept
@@ -214,9 +217,7 @@ class NativeAnswerer:
 
     name = "our engine"
 
-    def __init__(
-        self, step: native.NativeStep, ends: Sequence[int], rows: int = NATIVE_ROWS
-    ) -> None:
+    def __init__(self, step: NativeStep, ends: Sequence[int], rows: int = NATIVE_ROWS) -> None:
         """rows: most answers side by side."""
         self.ends, self._rows, self._step = tuple(ends), rows, step
         self._cached: Sequence[int] = ()  # the prompt whose keys and values the cache holds
@@ -252,7 +253,7 @@ class NativeAnswerer:
         free, texts = self._slots(requests)
         waiting, running = deque(requests), list[Request]()
         while waiting or running:
-            with cpu_threads.of_torch(1), torch.inference_mode():
+            with devices.torch_threads(1), torch.inference_mode():
                 while free and waiting:
                     running.append(self._begin(waiting.popleft(), free.pop(), texts))
                 going = [one for one in running if not one.has_ended(self.ends)]
@@ -263,15 +264,15 @@ class NativeAnswerer:
             free += [one.slot for one in ended]
             yield from ended
 
-    def _slots(self, requests: Sequence[Request]) -> tuple[list[int], native.NativeTexts]:
+    def _slots(self, requests: Sequence[Request]) -> tuple[list[int], NativeTexts]:
         """As many slots as there are texts and memory for, each as long as the longest text."""
         decoder = self._step.decoder
         capacity = max(len(one.prompt) + one.settings.max_new_tokens for one in requests)
-        fitting = MOST_BYTES // native.NativeTexts.bytes_of(decoder, capacity)
+        fitting = MOST_BYTES // NativeTexts.bytes_of(decoder, capacity)
         count = max(min(self._rows, len(requests), fitting), 1)
-        return list(range(count)), native.NativeTexts(decoder, count, capacity)
+        return list(range(count)), NativeTexts(decoder, count, capacity)
 
-    def _begin(self, request: Request, slot: int, texts: native.NativeTexts) -> Request:
+    def _begin(self, request: Request, slot: int, texts: NativeTexts) -> Request:
         """Read the prompt into the slot and draw the answer's first token."""
         backbone, prompt = self._step.backbone, request.prompt
         reused = min(common_prefix(self._cached, prompt), len(prompt) - 1)
@@ -284,7 +285,7 @@ class NativeAnswerer:
         self._extend([request], hidden[-1:])
         return request
 
-    def _decode_step(self, going: Sequence[Request], texts: native.NativeTexts) -> None:
+    def _decode_step(self, going: Sequence[Request], texts: NativeTexts) -> None:
         """Give each of the answers its next token."""
         tokens = torch.tensor([one.answer[-1] for one in going])
         positions = torch.tensor([one.last_position for one in going])
@@ -308,7 +309,7 @@ class NativeAnswerer:
             one.answer.append(token)
 
 
-def native_step(model: Any, context: int) -> native.NativeStep | None:
+def attached_native(model: Any, context: int) -> NativeStep | None:
     """Steps in C over texts of at most `context` tokens, of a copy of the model that shares the
     weights: its own submodules must stay as they are to be trained. None where C gives other
     numbers than torch."""
@@ -316,12 +317,12 @@ def native_step(model: Any, context: int) -> native.NativeStep | None:
     assert library is not None
     shared = {id(p): p for p in model.parameters()}
     copied = deepcopy(model, shared).eval()
-    threads = native.NativeThreads(library, cpu_threads.of_native(copied))
-    lay_out = native.layout(copied, threads)
-    if lay_out is None:
+    native = NativeLibrary(library, devices.native_threads(copied))
+    pack_layer = layer_packer(copied, native)
+    if pack_layer is None:
         return None
-    replace_submodules(copied, packs=False, lay_out=lay_out)
-    return native.native_step(Backbone(copied, context), None, threads)
+    replace_submodules(copied, packs=False, pack_layer=pack_layer)
+    return native_step.attach(Backbone(copied, context), None, native)
 
 
 # ----------------------------------------------------------------------------- the file of answers

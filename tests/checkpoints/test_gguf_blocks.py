@@ -15,18 +15,24 @@ from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
 from medusa_chat.checkpoints import device_plan, devices, native_build
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
-from medusa_chat.checkpoints.gguf_blocks import PARTS, StoredBlocks
-from medusa_chat.checkpoints.gguf_weights import GgufWeights
+from medusa_chat.checkpoints.gguf_backbone import GgufWeights, converted_folder
 from medusa_chat.checkpoints.layouts.contents import backbone_of
-from medusa_chat.checkpoints.layouts.gguf_types import KEPT, TYPES
+from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.native.blocks import Blocks
-from medusa_chat.decoding.backends.native.library import BYTES, HALVES, NIBBLES
-from medusa_chat.decoding.backends.native.linear import NativeLinear, kept_bytes
+from medusa_chat.checkpoints.weight_storage import PARTS, StoredBlocks
+from medusa_chat.decoding.backends import native_weights
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_weights import (
+    BYTES,
+    HALVES,
+    NIBBLES,
+    Blocks,
+    NativeLinear,
+    pack_blocks,
+    quantised_bytes,
+)
 from medusa_chat.messages import LoadRequest
 
 OUTS, INS = 83, 512
@@ -99,8 +105,8 @@ def test_a_linear_multiplies_the_files_own_numbers(kind, cpu, request):
     blocks, weight = stored(kind)
     library = request.getfixturevalue(cpu)
     linear = linear_of(weight)
-    ours = NativeLinear(linear, native.NativeThreads(library, 2), blocks)
-    plain = NativeLinear(linear, native.NativeThreads(library, 2))
+    ours = NativeLinear(linear, NativeLibrary(library, 2), blocks)
+    plain = NativeLinear(linear, NativeLibrary(library, 2))
     assert plain.weights.kind == HALVES
     assert ours.weights.kind == (NIBBLES if KEPT[kind] < 32 else BYTES)
     assert torch.equal(torch.cat([*ours.weight_parts()]), blocks.values(slice(None)))
@@ -117,7 +123,7 @@ def test_a_linear_multiplies_the_files_own_numbers(kind, cpu, request):
 @pytest.mark.parametrize("kind", PARTS)
 def test_what_it_takes_is_what_the_table_says(kind, library):
     blocks, weight = stored(kind)
-    panels = NativeLinear(linear_of(weight), native.NativeThreads(library, 1), blocks).panels
+    panels = NativeLinear(linear_of(weight), NativeLibrary(library, 1), blocks).panels
     rows = math.ceil(OUTS / 32) * 32 if OUTS % 32 else OUTS
     assert panels.nbytes <= rows * INS // 32 * KEPT[kind]
     assert KEPT.keys() == PARTS.keys()
@@ -128,7 +134,7 @@ def test_weights_of_several_types_side_by_side_are_one(kinds, library):
     parts = [stored(kind) for kind in kinds]
     weight = torch.cat([one for _, one in parts])
     blocks = Blocks.joined([one for one, _ in parts])
-    linear, threads = linear_of(weight), native.NativeThreads(library, 1)
+    linear, threads = linear_of(weight), NativeLibrary(library, 1)
     ours, x = NativeLinear(linear, threads, blocks), torch.randn(3, INS)
     assert ours.weights.kind in (NIBBLES, BYTES)
     assert off_by(ours(x), x, blocks, linear.bias) < 1
@@ -138,7 +144,7 @@ def test_weights_of_several_types_side_by_side_are_one(kinds, library):
 @pytest.mark.parametrize("cpu", ["library", "avx2"])
 def test_a_number_that_is_none_stays_none(bad, cpu, request):
     blocks, weight = stored(8)
-    threads = native.NativeThreads(request.getfixturevalue(cpu), 1)
+    threads = NativeLibrary(request.getfixturevalue(cpu), 1)
     x = torch.randn(2, INS)
     x[1, 300] = bad
     found = NativeLinear(linear_of(weight), threads, blocks)(x)
@@ -157,15 +163,14 @@ def test_other_weights_than_the_files_are_told_apart():
 def test_weights_that_c_multiplies_wrongly_are_unpacked(kind, library, monkeypatch, caplog):
     """A planted fault: the last bit of every byte is another."""
     blocks, weight = stored(kind)
-    linear, threads = linear_of(weight), native.NativeThreads(library, 1)
-    packed = threads.packed
+    linear, threads = linear_of(weight), NativeLibrary(library, 1)
 
-    def faulty(blocks):
-        weights, panels = packed(blocks)
+    def faulty(blocks, width):
+        weights, panels = pack_blocks(blocks, width)
         panels ^= 1
         return weights, panels
 
-    monkeypatch.setattr(threads, "packed", faulty)
+    monkeypatch.setattr(native_weights, "pack_blocks", faulty)
     ours, x = NativeLinear(linear, threads, blocks), torch.randn(3, INS)
     assert ours.weights.kind == HALVES and "unpacked to bf16" in caplog.text
     assert torch.equal(ours(x), NativeLinear(linear, threads)(x))
@@ -188,7 +193,7 @@ def test_a_model_is_as_near_to_the_file_as_its_bf16_weights(family, kind, ties, 
     assert not any("weights stay" in note for note in plain.info.notes)
     assert packed.info.memory_bytes < plain.info.memory_bytes
     assert packed.info.estimated_bytes == pytest.approx(packed.info.memory_bytes, rel=0.1)
-    assert kept_bytes(packed.engine.backbone.model) > 0
+    assert quantised_bytes(packed.engine.backbone.model) > 0
     assert answer(packed, "hello the hedgehog")[-1].stats.new_tokens > 0
     ids = torch.arange(40)
     with torch.inference_mode():

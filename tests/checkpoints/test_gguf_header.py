@@ -8,9 +8,7 @@ import pytest
 from support.gguf_models import ROWS, raw_gguf, text, texts, tiny_model, write_gguf
 
 from medusa_chat.checkpoints.layouts.contents import survey
-from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE
-from medusa_chat.checkpoints.layouts.gguf_parts import read_gguf
-from medusa_chat.checkpoints.layouts.gguf_types import TYPES
+from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE, TYPES, read_gguf
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 

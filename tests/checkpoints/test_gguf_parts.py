@@ -12,10 +12,10 @@ from support.loading import answer
 
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
-from medusa_chat.checkpoints.gguf_blocks import stored_blocks
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.weight_storage import stored_blocks
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.messages import LoadRequest

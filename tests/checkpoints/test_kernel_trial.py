@@ -16,9 +16,8 @@ from support.families import tiny
 from medusa_chat import paths
 from medusa_chat.checkpoints import kernel_trial
 from medusa_chat.checkpoints.tree_check import check_steps
-from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.backends import fused_kernels, quantised_trial, split_attention
+from medusa_chat.decoding.backends import fused_kernels, quantised, split_attention
 from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.replacements import replace_submodules
@@ -26,7 +25,6 @@ from medusa_chat.trees.shapes import cartesian
 
 KERNELS = "medusa_chat.decoding.backends.kernels.split"
 NAMES = fused_kernels.NAMES
-TWINS = {"layers": fused_layers.TORCH, "rows": acceptance.TORCH}  # by the kernels' file
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def kernel(monkeypatch):
 
     monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(run=run))
     monkeypatch.setattr(split_attention, "has_kernel", lambda *asked: True)
-    monkeypatch.setattr(quantised_trial, "has_kernel", lambda *asked: True)
+    monkeypatch.setattr(quantised, "has_kernel", lambda *asked: True)
     return keys
 
 
@@ -190,14 +188,14 @@ def twins(monkeypatch):
     """The kernels of a layer and of logits as torch's operators -> how often each was called."""
     calls = Counter()
 
-    def kernel(file, name):
+    def kernel(name):
         def call(*given):
             calls[name] += 1
-            return getattr(TWINS[file], name)(*given)
+            return fused_kernels.twin(name)(*given)
 
         return call
 
-    monkeypatch.setattr(fused_kernels, "kernel", kernel)
+    monkeypatch.setattr(fused_kernels, "own", kernel)
     return calls
 
 
@@ -241,20 +239,20 @@ def test_a_kernel_is_used_where_it_is_faster_and_alone(monkeypatch, twins, fast)
 def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, name, fault):
     engine = merged()
     by_calls(monkeypatch, twins, dict.fromkeys(NAMES, 0.5))
-    real = fused_kernels.kernel
+    real = fused_kernels.own
 
-    def kernel(file, asked):
+    def kernel(asked):
         def call(*given):
             if fault == "fails":
                 raise RuntimeError("no such architecture")
-            found = real(file, asked)(*given)
+            found = real(asked)(*given)
             first = found if isinstance(found, torch.Tensor) else found[0]
             first.fill_(torch.nan) if fault == "no number" else first.add_(first.max())
             return found
 
-        return call if asked == name else real(file, asked)
+        return call if asked == name else real(asked)
 
-    monkeypatch.setattr(fused_kernels, "kernel", kernel)
+    monkeypatch.setattr(fused_kernels, "own", kernel)
     notes = kernel_trial.try_kernels(engine.backbone)
     assert notes == [text for other, text in NAMES.items() if other != name]
     assert len(caplog.records) == 1 and NAMES[name] in caplog.text

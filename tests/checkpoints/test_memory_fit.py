@@ -26,8 +26,9 @@ from medusa_chat.checkpoints.memory_needs import SHARE, Cpu, MemoryNeeds, smalle
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Rounded
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.settings import GenerationSettings
@@ -82,11 +83,11 @@ def test_the_estimate_knows_what_our_c_code_lays_out_anew(library, tmp_path, pre
     tiny("llama", **SMALL, tie_word_embeddings=is_tied).save_pretrained(tmp_path)
     needs = MemoryNeeds(bare(tmp_path), 96, "cpu", None, Cpu(has_compiler=True))
     assert needs.rounds(precision) == (precision in ("int8", "nf4"))
-    keep = Rounded(4 if precision == "nf4" else 8) if needs.rounds(precision) else AS_IT_IS
+    keep = Quantised(4 if precision == "nf4" else 8) if needs.rounds(precision) else UNCHANGED
     model = read(tmp_path, "bf16" if needs.rounds(precision) else precision)
     lay_out(model, library, keep)
     backbone = Backbone(model, 96)
-    assert native.native_step(backbone, None, native.NativeThreads(library, 1), keep)
+    assert native_step.attach(backbone, None, NativeLibrary(library, 1), keep)
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
     assert needs.at(precision).held == pytest.approx(held, rel=0.1)
 
@@ -104,7 +105,7 @@ def test_the_estimate_knows_which_fp32_weights_lie_in_bf16(library, tmp_path, is
                 linear.weight.data += 1e-3 * torch.randn_like(linear.weight)
     lay_out(model, library)
     backbone = Backbone(model, 96)
-    assert native.native_step(backbone, None, native.NativeThreads(library, 1))
+    assert native_step.attach(backbone, None, NativeLibrary(library, 1))
     held = held_bytes(model, *backbone.beside) + backbone.cache.nbytes
     assert needs.at("fp32").held == pytest.approx(held, rel=0.1)
 

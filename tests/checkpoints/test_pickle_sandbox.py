@@ -17,7 +17,7 @@ from support.pickles import run_here
 
 from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox
-from medusa_chat.checkpoints import pickle_sandbox_child as child
+from medusa_chat.checkpoints import pickle_sandbox as child
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
 

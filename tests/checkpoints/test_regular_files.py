@@ -7,7 +7,7 @@ import threading
 import pytest
 from support.checkpoints import write_checkpoint
 
-from medusa_chat.checkpoints.layouts import regular_files
+from medusa_chat.checkpoints.layouts import source
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
@@ -41,7 +41,7 @@ def test_a_pipe_is_refused_at_once_by_whoever_opens_the_checkpoint(whole, tmp_pa
 def test_a_piece_of_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ModelError, match="not a readable file"):
-        regular_files.read_piece(tmp_path / "pipe", 0, 1)
+        source.read_piece(tmp_path / "pipe", 0, 1)
 
 
 def test_below_the_root_of_the_system_nothing_is_looked_at(capsys):
@@ -89,7 +89,7 @@ def test_a_file_that_the_kernel_makes_up_is_refused(whole, tmp_path, capsys, nam
 
 def test_a_drive_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     gone = threading.Event()
-    monkeypatch.setattr(regular_files, "SECONDS", 0.05)
+    monkeypatch.setattr(source, "SECONDS", 0.05)
     monkeypatch.setattr(os, "scandir", lambda folder: gone.wait(600))
     with pytest.raises(ModelError, match="does not answer"):
         LocalFolder(tmp_path).files()

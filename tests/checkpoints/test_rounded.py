@@ -13,10 +13,17 @@ from support.native_engines import lay_out, made_native
 from support.quantised import opened, texts
 
 from medusa_chat.checkpoints import kept_copies, native_build, prepare
-from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.native.attach import round_linears
-from medusa_chat.decoding.backends.native.blocks import Blocks, Keep, Rounded
-from medusa_chat.decoding.backends.native.linear import NativeLinear, kept_bytes
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_weights import (
+    Blocks,
+    NativeLinear,
+    Quantised,
+    WeightStorage,
+    layer_packer,
+    quantise_linears,
+    quantised_bytes,
+)
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.errors import ModelError
 
@@ -27,7 +34,7 @@ def rounded(model):
     """The model with the numbers that are multiplied in place of its layers' weights."""
     for name, linear in model.named_modules():
         if type(linear) is torch.nn.Linear and "lm_head" not in name:
-            blocks = Rounded(8)([f"{name}.weight"], linear.weight)
+            blocks = Quantised(8)([f"{name}.weight"], linear.weight)
             linear.weight.data = blocks.values(slice(None)).to(linear.weight.dtype)
     return model
 
@@ -73,9 +80,9 @@ def test_every_drafter_gives_plain_tokens(family, precision, library):
     """Of families whose pass is C, and of others with products in C; files in bf16 or fp16."""
     model = tiny(family).to(torch.float16 if family in ("llama", "gemma") else torch.bfloat16)
     backend, notes = prepare.prepare(
-        model, None, torch.device("cpu"), 96, keep=Rounded(BITS[precision])
+        model, None, torch.device("cpu"), 96, keep=Quantised(BITS[precision])
     )
-    is_native = native.can_run(tiny(family))
+    is_native = native_step.can_run(tiny(family))
     assert prepare.is_native(backend) == is_native
     linears = sum(type(m) is NativeLinear for m in model.modules())
     assert linears > 0
@@ -91,7 +98,7 @@ def test_every_drafter_gives_plain_tokens(family, precision, library):
 def test_c_multiplies_the_rounded_numbers(library):
     """A pass in C is torch's pass over a model of the numbers that stand for its weights."""
     ours = tiny("llama", intermediate_size=64)
-    lay_out(ours, library, Rounded(8))
+    lay_out(ours, library, Quantised(8))
     found = made_native(engine_of(ours), library).backbone.run_chunk(torch.arange(20))
     twin = engine_of(rounded(tiny("llama", intermediate_size=64)))
     expected = twin.backbone.run_chunk(torch.arange(20))
@@ -119,25 +126,25 @@ def test_without_a_compiler_bitsandbytes_does_it(tmp_path, monkeypatch):
 
 
 def test_where_our_c_is_wrong_nothing_passes_for_rounded(library, monkeypatch):
-    monkeypatch.setattr(prepare.native, "layout", lambda *_: None)
+    monkeypatch.setattr(prepare, "layer_packer", lambda *_: None)
     with pytest.raises(ModelError, match="choose --precision bf16"):
-        prepare.prepare(tiny("llama").bfloat16(), None, torch.device("cpu"), 96, keep=Rounded(8))
+        prepare.prepare(tiny("llama").bfloat16(), None, torch.device("cpu"), 96, keep=Quantised(8))
 
 
 def test_no_layer_is_merged_before_the_one_before_it_is_packed(library):
     """So that a load needs the memory of one layer in 16 bits, not of all."""
     model, seen = tiny("llama", num_hidden_layers=3).bfloat16(), []
-    threads = native.NativeThreads(library, 1)
-    packed = native.layout(model, threads, Rounded(4))
+    threads = NativeLibrary(library, 1)
+    packed = layer_packer(model, threads, Quantised(4))
 
     def spy(name, layer):
         seen.append([type(one) is FusedLayer for one in model.model.layers])
         packed(name, layer)
         assert type(layer.qkv) is NativeLinear
 
-    prepare.replace_submodules(model, packs=False, lay_out=spy)
+    prepare.replace_submodules(model, packs=False, pack_layer=spy)
     assert seen == [[True, False, False], [True, True, False], [True, True, True]]
-    assert kept_bytes(model) > 0
+    assert quantised_bytes(model) > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -145,7 +152,7 @@ def test_no_layer_is_merged_before_the_one_before_it_is_packed(library):
 def test_bf16_weights_are_computed_in_fp32_as_if_they_were_read_so(family, is_tied, library):
     """Bit for bit what the fp32 model of the same numbers gives."""
     found = []
-    for keep in (Keep(torch.float32), None):
+    for keep in (WeightStorage(torch.float32), None):
         model = tiny(family, tie_word_embeddings=is_tied).bfloat16()
         model = model if keep else model.float()
         options = {"keep": keep} if keep else {}
@@ -157,10 +164,11 @@ def test_bf16_weights_are_computed_in_fp32_as_if_they_were_read_so(family, is_ti
 
 
 def test_where_no_pass_in_c_is_a_model_to_be_widened_is_fp32(library, monkeypatch):
-    monkeypatch.setattr(prepare.native, "layout", lambda *_: None)
+    monkeypatch.setattr(prepare, "layer_packer", lambda *_: None)
+    widened = WeightStorage(torch.float32)
     for family in ("llama", "gemma"):
         model = tiny(family).bfloat16()
-        backend, _ = prepare.prepare(model, None, torch.device("cpu"), 96, keep=Keep(torch.float32))
+        backend, _ = prepare.prepare(model, None, torch.device("cpu"), 96, keep=widened)
         assert not prepare.is_native(backend)
         assert {p.dtype for p in model.parameters()} == {torch.float32}
 
@@ -195,14 +203,14 @@ def test_rotary_frequencies_stay_in_fp32(family, library):
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, torch.rand(4) + 1e-4)
     wanted = {name: model.get_buffer(name).clone() for name in rotary}
-    prepare.prepare(model, None, torch.device("cpu"), 96, keep=Rounded(8))
+    prepare.prepare(model, None, torch.device("cpu"), 96, keep=Quantised(8))
     assert rotary and all(torch.equal(model.get_buffer(name), wanted[name]) for name in rotary)
 
 
 def test_a_linear_of_no_whole_blocks_stays(library):
     model = torch.nn.Sequential(torch.nn.Linear(48, 64), torch.nn.Linear(64, 32))
     model.get_output_embeddings = lambda: None
-    assert round_linears(model, native.NativeThreads(library, 1), Rounded(8)) == 1
+    assert quantise_linears(model, NativeLibrary(library, 1), Quantised(8)) == 1
     assert type(model[0]) is torch.nn.Linear and type(model[1]) is NativeLinear
 
 
@@ -210,5 +218,5 @@ def test_a_rounded_linear_says_its_dtype(library):
     """The router of hunyuan_v1_moe asks before it calls it."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 32)).bfloat16()
     model.get_output_embeddings = lambda: None
-    round_linears(model, native.NativeThreads(library, 1), Rounded(8))
+    quantise_linears(model, NativeLibrary(library, 1), Quantised(8))
     assert type(model[0]) is NativeLinear and model[0].weight.dtype == torch.bfloat16

@@ -4,7 +4,8 @@ import pytest
 from support.gguf_models import tiny_model, write_gguf
 from support.shipped import BASE, NAME
 
-from medusa_chat.checkpoints import gguf_library, shipped_heads
+from medusa_chat import gguf_files
+from medusa_chat.checkpoints import shipped_heads
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -88,7 +89,7 @@ def test_what_is_not_here_is_one_line_that_says_what_to_do(shipping, capsys, mon
     assert main(command) == 4
     said = capsys.readouterr().err.strip()
     assert "\n" not in said and f"models pull {NAME}" in said and "--backbone FILE.gguf" in said
-    here = gguf_library.LocalGguf("/models/Tiny-1M-Instruct-Q4_0.gguf", 1, "LM Studio")
+    here = gguf_files.LocalGguf("/models/Tiny-1M-Instruct-Q4_0.gguf", 1, "LM Studio")
     monkeypatch.setattr(shipped_heads, "local_files", lambda: (here,))
     assert main(command) == 4
     assert f"--backbone {here.path}" in capsys.readouterr().err

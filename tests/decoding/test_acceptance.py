@@ -15,6 +15,7 @@ from medusa_chat.decoding.acceptance import (
     VerifyInput,
     entropies,
     exact,
+    filtered,
     gumbel,
     own_tokens,
     thresholds,
@@ -22,7 +23,6 @@ from medusa_chat.decoding.acceptance import (
     typical_sampled,
 )
 from medusa_chat.decoding.draft import Draft, TreeTensors
-from medusa_chat.decoding.filters import filtered
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import StepResult, read
 from medusa_chat.decoding.tree import Tree
@@ -239,7 +239,7 @@ def test_top_p_keeps_the_smallest_set_and_always_one_token():
 def test_top_p_of_many_tokens_is_of_all_of_them_in_each_row_alone(spread, top_p, monkeypatch):
     """Of the first so many most likely tokens it is what a stable sort of all of them leaves, at
     ties, too, and whatever a row beside it needs."""
-    monkeypatch.setattr("medusa_chat.decoding.filters.LIKELY", (40, 400))
+    monkeypatch.setattr("medusa_chat.decoding.acceptance.LIKELY", (40, 400))
     generator = torch.Generator().manual_seed(int(10 * spread))
     scores = torch.randn(6, 5003, generator=generator) * spread
     scores[3:] = scores[3:].round()

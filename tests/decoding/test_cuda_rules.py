@@ -12,7 +12,7 @@ from medusa_chat.checkpoints import devices, prepare, weights
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, keep_cudnn_out
-from medusa_chat.decoding.backends.graph_capture import GraphCapture
+from medusa_chat.decoding.backends.cuda_graph_step import GraphCapture
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree

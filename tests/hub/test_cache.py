@@ -181,7 +181,7 @@ def test_half_a_snapshot_is_not_whole(server: Hub) -> None:
     plan = hub.plan(BASE)
     fetch(plan)
     (plan.parts[0].folder / "model-00002-of-00002.safetensors").unlink()
-    refusal("offline", "only partly in the cache", lambda: hub.resolve(BASE))
+    refusal("offline", "is incomplete", lambda: hub.resolve(BASE))
     fetch(hub.plan(BASE))
     assert hub.resolve(BASE) == plan.parts[0].folder
     refusal("offline", "not in the cache", lambda: hub.resolve("a/b"))

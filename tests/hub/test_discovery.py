@@ -62,7 +62,7 @@ def test_the_last_search_is_kept_for_offline(server: Hub, monkeypatch: pytest.Mo
     assert hub.last_search("Heads ") == found and hub.last_search("other") == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(server.requests)
-    refusal("offline", "network is off", lambda: hub.search("heads"))
+    refusal("offline", "network is disabled", lambda: hub.search("heads"))
     assert len(server.requests) == asked
     (hub.discovery.paths.cache_dir() / "hub_searches.json").write_text("[")
     assert hub.last_search("heads") == []

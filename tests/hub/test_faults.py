@@ -80,7 +80,7 @@ def test_gated_heads_are_planned_by_their_names_alone(server: Hub) -> None:
     [
         (Fault("/api/", "status", status=401), "refused", r"\(401\).*hf auth login"),
         (Fault("/api/", "status", status=403), "refused", r"\(403\).*settings/tokens"),
-        (Fault("/api/", "status", status=404), "missing", "there is no someone/base"),
+        (Fault("/api/", "status", status=404), "missing", "someone/base is not on the Hub"),
         (Fault("/api/", "status", status=429), "busy", r"\(429\): wait 60 s"),
         (
             Fault("/api/", "status", status=429, headers={"Retry-After": "300"}),
@@ -107,7 +107,7 @@ def test_a_plan_that_fails_says_why_in_one_line_within_seconds(
         monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
     server.faults = [fault]
     refusal(kind, says, lambda: hub.plan(BASE))
-    assert sum(naps) <= hub.client.PATIENCE_SECONDS
+    assert sum(naps) <= hub.client.RETRY_SECONDS
     assert not blobs(BASE)
 
 
@@ -144,7 +144,7 @@ def test_a_dropped_connection_goes_on_where_it_was(server: Hub) -> None:
     events = fetch(plan)
     assert events[-1].done == events[-1].total == plan.left
     assert server.sent - before < plan.left + 3 * MB // 10, "bytes were fetched twice"
-    assert any("again in" in event.note for event in events)
+    assert any("retrying in" in event.note for event in events)
     ranges = [asked for _, path, asked in server.requests if "/cdn/" in path and name in path]
     assert ranges[0] == "" and all(asked.startswith("bytes=") for asked in ranges[1:])
 
@@ -152,7 +152,7 @@ def test_a_dropped_connection_goes_on_where_it_was(server: Hub) -> None:
 def test_a_connection_that_always_drops_ends_in_one_line_and_keeps_what_came(server: Hub) -> None:
     name, plan = big(server)
     server.faults = [Fault(f"/cdn/.*{name}", "cut")]
-    refusal("network", "what was downloaded is kept", lambda: fetch(plan))
+    refusal("network", "the partial file is kept", lambda: fetch(plan))
     assert hub.find(BASE) is None
     server.faults = []
     assert fetch(hub.plan(BASE))[-1].phase == "done"
@@ -195,11 +195,11 @@ def test_a_busy_hub_is_waited_for_in_the_middle(server: Hub) -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
-        (Fault("/cdn/", "wrong"), "damaged", "is damaged"),
-        (Fault("/cdn/", "longer"), "damaged", "is damaged"),
+        (Fault("/cdn/", "wrong"), "damaged", "arrived damaged"),
+        (Fault("/cdn/", "longer"), "damaged", "arrived damaged"),
         (Fault("resolve.*-of-", "status", status=401, headers=GATED), "gated", "licence"),
         (Fault("resolve.*-of-", "status", status=403), "refused", "403"),
-        (Fault("resolve.*-of-", "status", status=404), "missing", "no someone/base"),
+        (Fault("resolve.*-of-", "status", status=404), "missing", "someone/base is not on the Hub"),
         (Fault("resolve.*-of-", "status", status=500), "broken", "server error"),
         (Fault("/cdn/", "status", status=403), "refused", "403"),
     ],
@@ -210,7 +210,7 @@ def test_a_download_that_fails_leaves_nothing_that_looks_whole(
     server.faults = [fault]
     refusal(kind, says, lambda: fetch(hub.plan(BASE)))
     assert hub.find(BASE) is None
-    refusal("offline", "only partly in the cache", lambda: hub.resolve(BASE))
+    refusal("offline", "is incomplete", lambda: hub.resolve(BASE))
     found = [model for model in hub.cached() if model.id == BASE]
     assert not any(model.whole for model in found)
     server.faults = []

@@ -62,7 +62,7 @@ def test_a_base_that_is_gone_is_told_and_not_fatal(server: Hub) -> None:
     del server.repos[BASE]
     plan = hub.plan(HEADS)
     assert plan.base is None and f"names the base {BASE}" in plan.notes[0]
-    refusal("missing", "there is no", lambda: hub.plan(HEADS, backbone=BASE))
+    refusal("missing", "is not on the Hub", lambda: hub.plan(HEADS, backbone=BASE))
 
 
 def test_a_whole_model_needs_no_base_and_its_pickles_where_nothing_else_is(server: Hub) -> None:
@@ -138,10 +138,10 @@ def test_a_repo_without_usable_weights_is_refused(server: Hub, files: dict[str, 
 
 def test_an_index_that_names_a_missing_shard_is_refused(server: Hub) -> None:
     del server.repos[BASE].files["model-00002-of-00002.safetensors"]
-    refusal("broken", "lacks model-00002-of-00002", lambda: hub.plan(BASE))
+    refusal("broken", "is incomplete: model-00002-of-00002", lambda: hub.plan(BASE))
 
 
 @pytest.mark.parametrize("name", ["../../evil.json", "/etc/evil.json", "a\\..\\b.json", "C:x.json"])
 def test_file_names_that_leave_the_folder_are_refused(server: Hub, name: str) -> None:
     server.repos[BASE].files[name] = b"{}"
-    refusal("broken", "cannot be read", lambda: hub.plan(BASE))
+    refusal("broken", "is invalid", lambda: hub.plan(BASE))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.waiting import wait_for
 
-from medusa_chat.decoding.backends import cpu_threads
+from medusa_chat.checkpoints import devices
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.runtime import worker
@@ -39,7 +39,7 @@ class Failing:
 def loop(monkeypatch):
     """Our end of the pipe to a loop that runs here in a thread, and the thread."""
     monkeypatch.setattr(worker, "Worker", Failing)
-    monkeypatch.setattr(cpu_threads, "leave_one", lambda: None)
+    monkeypatch.setattr(devices, "leave_one_core", lambda: None)
     ours, theirs = Pipe()
     thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
     thread.start()

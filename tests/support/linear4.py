@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from medusa_chat.decoding.backends.linear4 import (
-    hold,
-)
+from medusa_chat.decoding.backends.quantised import hold
 from support.families import tiny
 
 bnb = pytest.importorskip("bitsandbytes")

@@ -2,8 +2,9 @@
 
 import torch
 
-from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_weights import UNCHANGED, layer_packer
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from support.engines import engine_of, on
 from support.families import CONTEXT, tiny
@@ -11,21 +12,21 @@ from support.families import CONTEXT, tiny
 
 def native_engine(family, library, threads=1, dtype=torch.float32, context=CONTEXT, **changes):
     model = tiny(family, max_position_embeddings=context, **changes).to(dtype)
-    assert native.can_run(model)
+    assert native_step.can_run(model)
     lay_out(model, library)
     return made_native(engine_of(model, context=context), library, threads)
 
 
-def lay_out(model, library, keep=AS_IT_IS):
+def lay_out(model, library, keep=UNCHANGED):
     """Merge the layers of a model and lay them out for C, as a load does."""
-    made = native.layout(model, native.NativeThreads(library, 1), keep)
+    made = layer_packer(model, NativeLibrary(library, 1), keep)
     assert made is not None
-    replace_submodules(model, packs=False, lay_out=made)
+    replace_submodules(model, packs=False, pack_layer=made)
 
 
 def made_native(engine, library, threads=1):
     """The engine with its pass in C."""
-    shared = native.NativeThreads(library, threads)
-    backend = native.native_step(engine.backbone, engine.heads, shared)
+    shared = NativeLibrary(library, threads)
+    backend = native_step.attach(engine.backbone, engine.heads, shared)
     assert backend is not None
     return on(engine, backend)

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from medusa_chat.checkpoints import pickle_sandbox, pickle_sandbox_child
+from medusa_chat.checkpoints import pickle_sandbox
 
 
 def run_here(job: pickle_sandbox.Job) -> str | None:
-    return pickle_sandbox_child.problem_of(json.loads(job.line()))
+    return pickle_sandbox.problem_of(json.loads(job.line()))
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.graph_capture import State
-from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep
+from medusa_chat.decoding.backends.cuda_graph_step import DeviceSettings, RecordedStep, State
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.families import needs_eager

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from medusa_chat.decoding.backends import fused_kernels
-from medusa_chat.decoding.backends.kernels import layers, rows, split
+from medusa_chat.decoding.backends.kernels import fused, split
 
 NAMES = {
     torch.float16: "fp16",
@@ -134,7 +134,7 @@ def compiled() -> Iterator[list[Any]]:
         yield ["split", f"{NAMES[dtype]}, {groups} rows", 90, launches.shared(90)]
         yield ["merge", f"{NAMES[dtype]}, {groups} rows", 90, merges.shared(90)]
     for name in fused_kernels.IN_LAYERS:
-        launches = kept(layers, name)
+        launches = kept(fused, name)
         for is_fixed in (True, False) if name == "turned" else (True,):
             for dtype, architecture in LAYERS:
                 for count in (16, 1) if dtype == HALF else (16,):
@@ -142,7 +142,7 @@ def compiled() -> Iterator[list[Any]]:
                     fused_kernels.own(name)(*fused_kernels.arguments(*given))
                     yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
     for name in fused_kernels.ON_LOGITS:
-        launches = kept(rows, name)
+        launches = kept(fused, name)
         fused_kernels.own(name)(*fused_kernels.arguments(name, SIZES, 16, CPU, FULL, FULL))
         for architecture in (86, 90):
             yield [name, "fp32", architecture, launches.shared(architecture)]

@@ -7,7 +7,7 @@ from support.families import VOCABULARY
 from support.native_engines import native_engine
 
 from medusa_chat.decoding.answer import BROKEN
-from medusa_chat.decoding.backends import native
+from medusa_chat.decoding.backends.native_step import NativeTexts
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.training import answerers
 from medusa_chat.training.answerers import NativeAnswerer, PromptBatch
@@ -62,14 +62,14 @@ def test_what_is_skipped_does_not_change_the_others(library, temperature):
 def test_memory_limits_how_many_stand_side_by_side(library, monkeypatch):
     step, batches = native_engine("llama", library).backend, make_batches()
     expected = list(NativeAnswerer(step, ENDS).answer(batches, MOST))
-    asked, real = [], native.NativeTexts
+    asked, real = [], NativeTexts
 
     class Asked(real):
         def __init__(self, decoder, *sizes):
             asked.append(sizes)
             super().__init__(decoder, *sizes)
 
-    monkeypatch.setattr(native, "NativeTexts", Asked)
+    monkeypatch.setattr(answerers, "NativeTexts", Asked)
     most_bytes = 2 * real.bytes_of(step.decoder, 31 + MOST)
     monkeypatch.setattr(answerers, "MOST_BYTES", most_bytes)
     assert list(NativeAnswerer(step, ENDS).answer(batches, MOST)) == expected

@@ -512,7 +512,7 @@ def test_a_gpu_answers_as_many_prompts_at_once_as_its_memory_holds(
 
 
 def test_where_our_c_gives_other_numbers_batches_answer(library, monkeypatch):
-    monkeypatch.setattr(answerers, "native_step", lambda model, context: None)
+    monkeypatch.setattr(answerers, "attached_native", lambda model, context: None)
     found = fastest_answerer(make_model(), 128, [END])
     assert found.name == BatchAnswerer.name
     expected = list(BatchAnswerer(make_model(), [END]).answer(GREEDY, 8))

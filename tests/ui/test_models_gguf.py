@@ -13,8 +13,8 @@ from support.waiting import wait_for
 
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
-from medusa_chat.checkpoints.gguf_library import local_files
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.gguf_files import local_files
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session

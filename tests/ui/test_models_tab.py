@@ -14,12 +14,12 @@ from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.gguf_library import LocalGguf
-from medusa_chat.checkpoints.inspection_report import Inspection
+from medusa_chat.checkpoints.inspection import Inspection
 from medusa_chat.checkpoints.memory_needs import Estimate
 from medusa_chat.errors import ModelError, UsageError
+from medusa_chat.gguf_files import LocalGguf
 from medusa_chat.hub.catalog import model_preset, model_presets
-from medusa_chat.hub.client import explaining
+from medusa_chat.hub.client import hub_errors
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.requests import Reply, Switch
@@ -234,7 +234,7 @@ def test_an_id_that_cannot_be_asked_for_now_says_nothing_of_offline(monkeypatch)
 
 @pytest.mark.parametrize("reason", ["[Errno -2] Name or service not known", "[Errno 101] no route"])
 def test_the_networks_own_words_are_translated(reason):
-    with pytest.raises(hub.HubError) as refused, explaining("a/b"):
+    with pytest.raises(hub.HubError) as refused, hub_errors("a/b"):
         raise httpx.ConnectError(reason)
     assert "Errno" not in str(refused.value) and "cannot be reached" in str(refused.value)
 

@@ -7,8 +7,7 @@ import torch
 from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row
 from medusa_chat.bench.steps import bytes_read, step_of, times_by_nodes
-from medusa_chat.decoding.backends.cpu_threads import most as most_threads
-from medusa_chat.decoding.backends.cpu_threads import of_torch
+from medusa_chat.checkpoints.devices import most_threads, torch_threads
 
 BUFFER = {"cpu": 2**28, "cuda": 2**33}  # bytes, more than any cache
 READS = 7  # of the buffer
@@ -20,7 +19,7 @@ def roofline(context: BenchContext) -> Iterator[Row]:
     appendix G): reading the backbone's weights once at the fastest rate measured here, and two
     operations a weight and node at the rate of a large product. The cache and the heads are left
     out, so a step is slower than that."""
-    with of_torch(most_threads()):
+    with torch_threads(most_threads()):
         rate, peak = max(read_rates(context)), _peak(context)
     weights = bytes_read(context.loaded.engine)
     work = 2 * _multiplied(context)

@@ -1,21 +1,144 @@
-"""read_part(): the header of one GGUF file, the format of llama.cpp, read and checked.
+"""GgufHeader: the header of a GGUF file, the format of llama.cpp, read and checked.
 
-Every count, length and offset is checked before it is used, for the libraries that read such a file
-believe them. Imports no package; the tensors' values stay where they are. The format: "GGUF",
-version, two counts, then (key, type, value) and (name, dimensions, type, offset) one after another.
+The libraries that read GGUF files trust every count, length and offset, so each is checked here
+before it is used. Tensor values are not read. The format: "GGUF", version, two counts, then
+(key, type, value) and (name, dimensions, type, offset) one after another. A split file
+(llama.cpp's gguf-split) has its metadata in the first part, and in each part which one it is, of
+how many, and how many tensors there are in total.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from medusa_chat.checkpoints.layouts.entry import REMEDY
-from medusa_chat.checkpoints.layouts.gguf_reader import MAX_TEXT, Broken, GgufReader
-from medusa_chat.checkpoints.layouts.gguf_types import TYPES, GgufHeader, Placed
-from medusa_chat.checkpoints.layouts.headers import first_bytes
+from medusa_chat.checkpoints.layouts.headers import REMEDY, first_bytes
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.errors import ModelError
-from medusa_chat.gguf_files import part_of
+from medusa_chat.gguf_files import part_of, parts_of
+
+# type of a tensor -> its name, how many weights a block has, and how many bytes
+TYPES = {
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2)},
+    **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
+    **{8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110)},
+    **{12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)},
+    **{16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98)},
+    **{19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110)},
+    **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56)},
+    **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
+}
+# type -> bytes of 32 weights as our C code keeps them (decoding/backends/kernels/weights.h)
+KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor in a file. shape: rows first, as torch has it; type: a key of TYPES; start: its
+    first byte in the file; file: the part of a split file that it lies in, by its name."""
+
+    shape: tuple[int, ...]
+    type: int
+    start: int
+    bytes: int
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """metadata: texts, numbers and short lists of numbers by key; of a list of texts, and of a long
+    one, only the count. tensors: by name, in the order of the file or of its parts."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Placed]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the matrices as our C code keeps them, an embedding that is no LM head left
+        out; 0 where none of them is quantised so."""
+        tensors = dict(self.tensors)
+        if "output.weight" in tensors:
+            tensors.pop("token_embd.weight", None)
+        matrices = [(one.type, math.prod(one.shape)) for one in tensors.values() if one.shape[1:]]
+        if not any(kind in KEPT for kind, _ in matrices):
+            return 0
+        return sum(
+            count * KEPT[kind] // 32 if kind in KEPT else 2 * count for kind, count in matrices
+        )
+
+    @property
+    def quantisation(self) -> str:
+        """The type that most of the weights have, by its name."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            name = TYPES[tensor.type][0]
+            sizes[name] = sizes.get(name, 0) + math.prod(tensor.shape)
+        return max(sizes, key=lambda name: sizes[name])
+
+
+CHUNK = 1 << 20
+MAX_HEADER = 64_000_000  # bytes; 262,144 tokens with their merges take 14 MB
+MAX_TEXT = 1 << 20  # bytes of a text
+MAX_TEXTS = 2_000_000  # of all arrays: the largest known has 262,144 tokens and 514,906 merges
+
+
+class Broken(Exception):
+    """What is wrong with a file, as the end of a sentence."""
+
+
+class GgufReader:
+    """The bytes of a header, one after another; only what is asked for is read."""
+
+    def __init__(self, source: Source, file: str, size: int) -> None:
+        self._source, self._file = source, file
+        self._most = min(size, MAX_HEADER)
+        self._is_long = size > MAX_HEADER
+        self.data = bytearray()
+        self.place = 0
+        self._texts = 0
+
+    def take(self, length: int) -> int:
+        """The place of the next `length` bytes in `data`, which are there from now on."""
+        start, end = self.place, self.place + length
+        if end > self._most:
+            long = f"its header is larger than {MAX_HEADER} bytes"
+            raise Broken(long if self._is_long else "it is cut short, or a length in it is wrong")
+        while len(self.data) < end:
+            piece = self._source.read(self._file, len(self.data), CHUNK)
+            if not piece:
+                raise Broken("it is cut short")
+            self.data += piece
+        self.place = end
+        return start
+
+    def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
+        whole = f"<{count}{form}"
+        return struct.unpack_from(whole, self.data, self.take(struct.calcsize(whole)))
+
+    def number(self, form: str) -> Any:
+        return self.numbers(form)[0]
+
+    def text(self, most: int, what: str) -> str:
+        length = self.number("Q")
+        if length > most:
+            raise Broken(f"{what} has {length} bytes: at most {most} are allowed")
+        start = self.take(length)
+        try:
+            return self.data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Broken(f"{what} is not UTF-8") from error
+
+    def skip_texts(self, count: int, what: str) -> None:
+        """Texts that nobody needs here; the tokenizer will, which takes ten times as long."""
+        self._texts += count
+        if self._texts > MAX_TEXTS:
+            raise Broken(
+                f"{what} brings its texts to {self._texts}: at most {MAX_TEXTS} are allowed"
+            )
+        for _ in range(count):
+            self.text(MAX_TEXT, f"a text of {what}")
+
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -175,3 +298,93 @@ def _refuse_odd_tokens(metadata: Mapping[str, Any]) -> None:
         raise Broken(f"it has {count} tokens and the kinds of {len(kinds)}")
     if (beside := sum(kind in BESIDE for kind in kinds)) > MAX_ADDED:
         raise Broken(f"it has {beside} special tokens: at most {MAX_ADDED} are allowed")
+
+
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+
+
+def read_gguf(source: Source, file: str) -> GgufHeader:
+    """The header of a GGUF file; file: its name, of a split one that of any part. Raises
+    ModelError, in one line, also for a part that is missing or belongs to another file."""
+    names = parts_of(file)
+    for name in names:
+        if name not in source.files():
+            raise ModelError(f"{source.name}/{name} is missing, {_told(name)}: fetch it too")
+    headers = [_read_part(source, name) for name in names]
+    tensors: dict[str, Placed] = {}
+    for name, header in zip(names, headers, strict=True):
+        if twice := tensors.keys() & header.tensors.keys():
+            raise ModelError(
+                f"{source.name}/{name} holds the tensor {min(twice)[:80]!r}, as a part before it "
+                f"does: {REMEDY}"
+            )
+        last = name.rpartition("/")[2]
+        tensors |= {key: replace(tensor, file=last) for key, tensor in header.tensors.items()}
+    _refuse_others(source, names, headers, len(tensors))
+    return GgufHeader(headers[0].metadata, tensors)
+
+
+def _read_part(source: Source, name: str) -> GgufHeader:
+    header = read_part(source, name)
+    number, count = header.metadata.get(NUMBER, 0), header.metadata.get(COUNT, 1)
+    said = (number + 1, count) if type(number) is type(count) is int and count > 1 else (1, 1)
+    if said != part_of(name):
+        what = "no part of a split file" if said == (1, 1) else f"part {said[0]} of {said[1]}"
+        raise ModelError(
+            f"{source.name}/{name} says that it is {what}: give it its own name, or fetch it again"
+        )
+    return header
+
+
+def _refuse_others(
+    source: Source, names: Sequence[str], headers: Sequence[GgufHeader], count: int
+) -> None:
+    """Refuse a part of another file, and a file that lacks tensors."""
+    for name, header in zip(names, headers, strict=True):
+        if (told := header.metadata.get(TENSORS, count)) != count:
+            raise ModelError(
+                f"{source.name}/{name} is of a file with {str(told)[:40]} tensors, and its parts "
+                f"here have {count}: they are of several files, fetch all parts again"
+            )
+
+
+def _told(name: str) -> str:
+    number, count = part_of(name)
+    return f"part {number} of {count}" if count > 1 else "or a link to nothing"
+
+
+MAX_COUNT = 2**31
+
+
+def count(metadata: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """A count from 1, for all layers where there is one for each. Raises ModelError for what is
+    none, and where layers differ."""
+    value = metadata.get(key, default)
+    if isinstance(value, list) and len(set(value)) == 1:
+        value = value[0]
+    if isinstance(value, list):
+        raise ModelError(
+            f"{where} has a different {key} in each layer, which is not supported: take the "
+            "model's safetensors"
+        )
+    if type(value) is not int or not 1 <= value <= MAX_COUNT:
+        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+    return value
+
+
+def positive(metadata: Mapping[str, Any], key: str, default: float | None, where: str) -> float:
+    """A positive number. Raises ModelError for what is none, as where it and a default lack."""
+    value = metadata.get(key, default)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+    return float(value)
+
+
+def layers_of(metadata: Mapping[str, Any], family: str, where: str) -> int:
+    """Layers of the model itself: those behind them draft tokens (multi-token prediction), and are
+    left out. Raises ModelError."""
+    key = f"{family}.nextn_predict_layers"
+    layers, drafts = count(metadata, f"{family}.block_count", where), metadata.get(key, 0)
+    if type(drafts) is not int or not 0 <= drafts < layers:
+        raise ModelError(f"{where} has no valid {key} ({str(drafts)[:40]}): fetch it again")
+    return layers - drafts

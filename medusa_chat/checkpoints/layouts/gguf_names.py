@@ -3,11 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from medusa_chat.checkpoints.layouts.entry import Entry
-from medusa_chat.checkpoints.layouts.gguf_deepseek import is_split, whole_shape
-from medusa_chat.checkpoints.layouts.gguf_gemma4 import is_unread
-from medusa_chat.checkpoints.layouts.gguf_numbers import count, layers_of
-from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
+from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, count, layers_of
+from medusa_chat.checkpoints.layouts.headers import Entry
 from medusa_chat.errors import ModelError
 
 INNER = re.compile(r"blk\.(\d{1,5})\.")
@@ -128,6 +125,11 @@ PARAMETERS = tuple(f".{name}" for name in LEAVES)
 TURNED = ("gpt-oss",)  # transformers has experts as [in, out], each gate's column before its up's
 # frequencies of the rotary embedding, which become part of the config (gguf_rope.py)
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+GEMMA4 = "gemma4"
+TURNED_KEYS = ".attn_k_b.weight"  # of each head [vector, width], as no other matrix is
+VALUES = ".attn_v_b.weight"
+GEMMA4_SHARED = f"{GEMMA4}.attention.shared_kv_layers"
+KEYS_AND_VALUES = ("attn_k", "attn_v", "attn_k_norm")
 
 
 def renamed(header: GgufHeader, family: str, where: str) -> dict[str, str]:
@@ -182,3 +184,30 @@ def shapes(header: GgufHeader, names: Mapping[str, str], family: str) -> dict[st
 def entries(header: GgufHeader, names: Mapping[str, str], family: str) -> dict[str, Entry]:
     """The tensors as transformers names them, with their shapes."""
     return {place: Entry("F32", shape) for place, shape in shapes(header, names, family).items()}
+
+
+def is_unread(header: GgufHeader, layer: int, tensor: str) -> bool:
+    """Whether it would make keys or values of a layer that reads those of one before it: a file may
+    hold what the model was trained with, and neither llama.cpp nor transformers reads it."""
+    layers, shared = (
+        header.metadata.get(f"{GEMMA4}.block_count"),
+        header.metadata.get(GEMMA4_SHARED),
+    )
+    if tensor not in KEYS_AND_VALUES or type(layers) is not int or type(shared) is not int:
+        return False
+    return layer >= layers - shared
+
+
+def is_split(name: str) -> bool:
+    """Whether a tensor is one of the two parts of what makes keys and values."""
+    return name.endswith((TURNED_KEYS, VALUES))
+
+
+def whole_shape(header: GgufHeader, name: str) -> tuple[int, ...]:
+    """The shape of both parts together, head by head; () where they do not fit each other."""
+    layer = name.removesuffix(TURNED_KEYS).removesuffix(VALUES)
+    parts = [header.tensors.get(layer + part) for part in (TURNED_KEYS, VALUES)]
+    keys, values = (part.shape if part else () for part in parts)
+    if len(keys) != 3 or len(values) != 3 or (keys[0], keys[1]) != (values[0], values[2]):
+        return ()
+    return keys[0] * (keys[2] + values[1]), keys[1]

@@ -9,9 +9,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, positive
 from medusa_chat.checkpoints.layouts.gguf_names import ROPE
-from medusa_chat.checkpoints.layouts.gguf_numbers import positive
-from medusa_chat.checkpoints.layouts.gguf_types import GgufHeader
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.errors import ModelError
 

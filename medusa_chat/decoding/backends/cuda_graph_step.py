@@ -1,6 +1,10 @@
 """CudaGraphStep: steps as CUDA graphs, the next one queued before the last one is read."""
 
+import gc
 import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,21 +12,235 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.graph_capture import GraphCapture, State
-from medusa_chat.decoding.backends.recorded_step import DeviceSettings, RecordedStep, kind_of
-from medusa_chat.decoding.draft import Plan
+from medusa_chat.decoding.draft import Draft, Plan
+from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import (
     DecodeState,
     Frame,
     StepResult,
     Stopwatch,
     TorchStep,
+    packed,
+    row_at,
+    run_step,
     unpacked,
 )
 
 SHORTEST = 512  # positions that a step reads behind a short text
 ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it
 MOST_KINDS = 48  # of recorded steps that are kept
+
+
+@dataclass(frozen=True)
+class State:
+    """What one step passes to the next without the host: cur int64 [1], tokens in the cache; root
+    int64 [1]; hidden [1, d], the backbone's state from which it was predicted. On the device."""
+
+    cur: Tensor
+    root: Tensor
+    hidden: Tensor
+
+    @classmethod
+    def like(cls, hidden: Tensor) -> "State":
+        """A state of zeros, for hidden states of this shape [1, d], dtype and device."""
+        cur, root = (torch.zeros(1, dtype=torch.long, device=hidden.device) for _ in range(2))
+        return cls(cur, root, torch.zeros_like(hidden))
+
+    def put(self, length: int, root: int, hidden: Tensor) -> None:
+        """Set the state: `length` tokens in the cache, the root, and hidden [1, d] in
+        the dtype of the pass."""
+        self.cur.fill_(length)
+        self.root.fill_(root)
+        if hidden is not self.hidden:
+            self.hidden.copy_(hidden)
+
+
+class GraphCapture:
+    """Makes recordings. On CUDA they share a capture stream and a memory pool: they run one after
+    another, and their results are copied out of the pool."""
+
+    def __init__(self, backbone: Backbone, state: State) -> None:
+        self.backbone, self.state = backbone, state
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        if backbone.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(backbone.device)
+
+    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
+        """A function with the effect of `body`: on CUDA the replay of its graph, else `body`
+        itself.
+
+        Warm-up steps start from the current state; the next real step overwrites what they write to
+        the cache. In the last one waiting for the device is an error, so that a body which cannot
+        be recorded fails here and not in the middle of a capture.
+        """
+        if self._stream is None:
+            return body
+        device, state = self.backbone.device, self.state
+        kept = [t.clone() for t in (state.cur, state.root, state.hidden)]
+
+        def put_back() -> None:
+            for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
+                own.copy_(copy)
+
+        current = torch.cuda.current_stream(device)
+        graph = torch.cuda.CUDAGraph()
+        # a failed capture would leave its own stream as the current one
+        with torch.cuda.device(device), torch.cuda.stream(current), _without_collection():
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    body()
+                    put_back()
+                with _unwaiting():
+                    body()
+                put_back()
+            current.wait_stream(self._stream)
+            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                body()
+        with torch.cuda.stream(current):
+            put_back()  # capturing ran nothing
+        return graph.replay
+
+    def mend(self) -> None:
+        """After a failed capture: take a new memory pool, for the old one may still be in use by
+        the capture."""
+        if self._stream is None:
+            return
+        device = self.backbone.device.index
+        index = torch.cuda.current_device() if device is None else device
+        with suppress(RuntimeError):  # where the capture failed before it allocated
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+@contextmanager
+def _unwaiting() -> Iterator[None]:
+    """Waiting for the device raises an error inside."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection inside: freeing memory would invalidate a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class DeviceSettings:
+    """The part of GenerationSettings that a rule reads, with numbers as tensors [] on the device,
+    so that one graph serves all temperatures, thresholds and seeds. Greedy or not, top-k, top-p
+    and min-p change the operators of a step and are constants of a graph."""
+
+    def __init__(self, settings: GenerationSettings, device: torch.device) -> None:
+        self.is_greedy, self.top_k, self.top_p, self.min_p = kind_of(settings)
+        self._scale, self.posterior_threshold, self.posterior_alpha = torch.ones(3, device=device)
+        self.seed = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def scale(self) -> Tensor | float:
+        """GenerationSettings.scale as a float32 tensor [], or 1.0 where greedy."""
+        return 1.0 if self.is_greedy else self._scale
+
+    def follow(self, settings: GenerationSettings) -> None:
+        """Take over settings of the same kind (`kind_of`)."""
+        if self.is_greedy:
+            return
+        self._scale.fill_(settings.scale)
+        self.posterior_threshold.fill_(settings.posterior_threshold)
+        self.posterior_alpha.fill_(settings.posterior_alpha)
+        self.seed.fill_(settings.seed or 0)
+
+
+def kind_of(settings: GenerationSettings) -> tuple[bool, int, float, float]:
+    """The settings that need a graph of their own: (is_greedy, top_k, top_p, min_p)."""
+    if settings.is_greedy:
+        return True, 0, 1.0, 0.0
+    return False, settings.top_k, settings.top_p, settings.min_p
+
+
+class RecordedStep:
+    """Steps of one plan and one rule, for texts of at most `bucket` tokens with the plan's nodes.
+
+    `body` never waits for the device, and every shape is fixed: on CUDA it is one graph, elsewhere
+    it is called. An attention that takes node masks reads the text's own length; for any other one
+    keys and values are read up to `bucket` and masked after the text.
+    """
+
+    out: Tensor  # the last step's words [w], see step.packed
+    frame: Frame  # their layout
+
+    def __init__(
+        self,
+        capture: GraphCapture,
+        plan: Plan,
+        state: DecodeState,
+        settings: DeviceSettings,
+        bucket: int,
+    ) -> None:
+        """plan: the root alone, or one that the drafter fills without waiting for the device."""
+        self._backbone, self._state = capture.backbone, capture.state
+        self._plan, self._answer = plan, state  # of its drafter, acceptance and details alone
+        self._settings: Any = settings  # stands for GenerationSettings
+        device = capture.backbone.device
+        self._nodes = torch.arange(len(plan.tree), device=device)
+        self._deep = torch.arange(plan.tree.depth + 1, device=device)
+        self._masks = self._backbone.node_masks(plan.tensors)
+        self._columns = torch.arange(bucket, device=device)
+        self._places = torch.zeros_like(self._nodes)
+        self._layers = self._backbone.cache.fixed(self._places, bucket)
+        self._is_begun = False
+        self.replay = capture.recorded(self.body)
+
+    @torch.inference_mode()
+    def body(self) -> None:
+        """Queue draft, decoder, acceptance and the move of cache rows, without waiting."""
+        state = self._state
+        draft, taken, (root, hidden), _ = run_step(
+            self._answer,
+            self._plan,
+            state.root,
+            state.hidden,
+            state.cur,
+            self._settings,
+            self._run,
+            self._backbone.rows,
+        )
+        tensors = self._plan.tensors
+        source = (state.cur + row_at(taken.node, tensors.paths)).view(-1)
+        self._backbone.cache.move(source, state.cur + self._deep)
+        words, self.frame = packed(draft, taken)
+        if not self._is_begun:  # outside of any graph: the first warm-up
+            self.out, self._is_begun = torch.empty_like(words), True
+        self.out.copy_(words)
+        state.cur.add_(row_at(taken.node, tensors.depths) + 1)
+        state.root.copy_(root)
+        state.hidden.copy_(hidden)
+
+    def _run(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """The backbone's pass at the device's own position: see step.Pass."""
+        backbone, cur = self._backbone, self._state.cur
+        self._places.copy_(cur + self._nodes)
+        positions = cur + self._plan.tensors.depths
+        masks = backbone.masks_behind(self._masks, cur, self._columns)
+        hidden = backbone.run_fixed(draft.tokens, positions, masks, self._layers)
+        return hidden, backbone.lm_head(hidden)
+
+
+WARM_UPS = 2  # before the one in which waiting is an error
 
 
 @dataclass

@@ -14,7 +14,6 @@ from transformers.cache_utils import Cache
 
 from medusa_chat.decoding import acceptance, fused_layers
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.kernels import kernel
 from medusa_chat.decoding.backends.parity import (
     TOLERANCES,
     Timer,
@@ -91,7 +90,10 @@ def twin(name: str) -> Callable[..., Any]:
 
 def own(name: str) -> Callable[..., Any]:
     """Our function in its place. Raises ImportError without Triton."""
-    return kernel("layers" if name in IN_LAYERS else "rows", name)
+    from medusa_chat.decoding.backends.kernels import fused
+
+    found: Callable[..., Any] = getattr(fused, name)
+    return found
 
 
 def difference(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:

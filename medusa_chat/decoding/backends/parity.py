@@ -40,7 +40,7 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
         log.warning("%s: %s", instead, error, exc_info=is_traced)
         return False
     if not worst < tolerance:
-        log.warning("%s: our kernel is off by %.2g", instead, worst)
+        log.warning("%s: its output is off by %.2g from PyTorch's", instead, worst)
         return False
     return True
 

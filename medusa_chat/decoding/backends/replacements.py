@@ -6,8 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.backends.linear4 import can_merge, is_linear4, merge4, moved
-from medusa_chat.decoding.backends.quantised_linear import Int8Linear, merge8, take_int8
+from medusa_chat.decoding.backends.quantised import (
+    Int8Linear,
+    can_merge,
+    is_linear4,
+    merge4,
+    merge8,
+    moved,
+    take_int8,
+)
 from medusa_chat.decoding.fused_layers import FusedLayer
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
@@ -54,11 +61,11 @@ class Outputs(nn.Module):
 
 
 def replace_submodules(
-    model: Any, packs: bool = True, lay_out: Callable[[str, FusedLayer], None] | None = None
+    model: Any, packs: bool = True, pack_layer: Callable[[str, FusedLayer], None] | None = None
 ) -> list[str]:
     """Replace norms, layers and the LM head in place where a faster module gives the same; returns
-    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout. lay_out:
-    called with the name of each layer and the merged one before the next is merged."""
+    a sentence for each kind. packs: whether linears may be converted to oneDNN's layout.
+    pack_layer: called with the name of each layer and the merged one, before the next is merged."""
     take_int8(model)
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
@@ -67,8 +74,8 @@ def replace_submodules(
     for name in layers:
         layer = fused(model.get_submodule(name), packs)
         model.set_submodule(name, layer)
-        if lay_out is not None:
-            lay_out(name, layer)
+        if pack_layer is not None:
+            pack_layer(name, layer)
         torch.cuda.empty_cache()  # no merged linear fits where its parts were
     head = model.get_output_embeddings()
     if packs and (wide := packed(head)) is not head:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.inspection import inspect, open_anywhere
-from medusa_chat.checkpoints.inspection_report import Inspection
+from medusa_chat.checkpoints.inspection import Inspection, inspect, open_anywhere
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.checkpoints.memory_needs import Cpu
 from medusa_chat.checkpoints.places import open_here

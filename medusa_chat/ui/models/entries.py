@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from medusa_chat.checkpoints.gguf_library import LocalGguf
-from medusa_chat.checkpoints.inspection_report import Inspection
+from medusa_chat.checkpoints.inspection import Inspection
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.checkpoints.shipped_heads import is_of
+from medusa_chat.gguf_files import LocalGguf
 from medusa_chat.hub import CachedModel, SearchResult
 from medusa_chat.hub.catalog import ModelPreset, repo_of
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_chat.checkpoints.inspection import NODES
-from medusa_chat.checkpoints.inspection_report import Inspection
+from medusa_chat.checkpoints.inspection import NODES, Inspection
 from medusa_chat.checkpoints.memory_needs import Estimate, estimate
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.decoding.settings import MAX_NODES

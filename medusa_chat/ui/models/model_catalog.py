@@ -11,9 +11,9 @@ from typing import Literal
 
 from medusa_chat import hub
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.gguf_library import LocalGguf, local_files
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError, first_line
+from medusa_chat.gguf_files import LocalGguf, local_files
 from medusa_chat.ui.models.checkpoint_lookup import (
     GONE,
     NOT_ASKED,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.checkpoints.inspection_report import CONVERTED
+from medusa_chat.checkpoints.inspection import CONVERTED
 from medusa_chat.hub import gb, is_repo_id
 from medusa_chat.hub.catalog import model_presets, repo_of
 from medusa_chat.hub.client import page

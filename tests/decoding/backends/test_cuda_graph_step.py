@@ -16,8 +16,7 @@ from medusa_chat.checkpoints import cuda_graph_trial
 from medusa_chat.checkpoints.load import _warm_up
 from medusa_chat.decoding import medusa
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
-from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
-from medusa_chat.decoding.backends.recorded_step import RecordedStep
+from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep, RecordedStep
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.continuation import Guess
 from medusa_chat.decoding.draft_budget import Allowance, DraftBudget

@@ -36,7 +36,7 @@ ROWS = """
 import torch
 from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.acceptance import TORCH
-from medusa_chat.decoding.filters import filtered
+from medusa_chat.decoding.acceptance import filtered
 from medusa_chat.decoding.settings import GenerationSettings
 device = torch.device("cpu"), torch.float32
 for size in (3, 4096, 5003):

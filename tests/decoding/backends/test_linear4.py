@@ -13,13 +13,7 @@ from support.quantised import opened, texts
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.devices import held_bytes
 from medusa_chat.checkpoints.tree_check import check_steps
-from medusa_chat.decoding.backends.linear4 import (
-    absmax,
-    can_merge,
-    is_linear4,
-    merge4,
-    release,
-)
+from medusa_chat.decoding.backends.quantised import absmax, can_merge, is_linear4, merge4, release
 from medusa_chat.decoding.backends.replacements import Outputs, replace_submodules
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.heads import MedusaHeads

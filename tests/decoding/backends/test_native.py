@@ -18,11 +18,17 @@ from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.backends import native
-from medusa_chat.decoding.backends.native.blocks import AS_IT_IS, Rounded
-from medusa_chat.decoding.backends.native.heads import NativeHeads
-from medusa_chat.decoding.backends.native.library import FLOATS, UPPERS
-from medusa_chat.decoding.backends.native.linear import NativeLinear
+from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_step import NativeHeads, NativeTexts
+from medusa_chat.decoding.backends.native_weights import (
+    FLOATS,
+    UNCHANGED,
+    UPPERS,
+    NativeLinear,
+    Quantised,
+    convert_parameters,
+)
 from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
@@ -43,8 +49,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_a_linear_has_the_same_bits_whatever_the_rows(library, outs, ins, has_bias, threads, dtype):
     torch.manual_seed(0)
     linear = torch.nn.Linear(ins, outs, has_bias).requires_grad_(False).to(dtype)
-    ours = NativeLinear(linear, native.NativeThreads(library, threads))
-    alone = NativeLinear(linear, native.NativeThreads(library, 1))
+    ours = NativeLinear(linear, NativeLibrary(library, threads))
+    alone = NativeLinear(linear, NativeLibrary(library, 1))
     x = torch.randn(33, ins)
     whole = ours(x)
     bias = None if linear.bias is None else linear.bias.float()
@@ -68,7 +74,7 @@ def test_fp32_weights_that_bf16_holds_take_half_the_memory_and_change_no_bit(
     whole = torch.nn.Linear(ins, outs + 1).requires_grad_(False)
     whole.weight[:outs], whole.bias[:outs] = short.weight, short.bias
     whole.weight[outs] = 1.0 + 2.0**-20
-    made = [NativeLinear(one, native.NativeThreads(library, threads)) for one in (short, whole)]
+    made = [NativeLinear(one, NativeLibrary(library, threads)) for one in (short, whole)]
     assert [one.weights.kind for one in made] == [UPPERS, FLOATS]
     assert made[0].panels.nbytes < 0.6 * made[1].panels.nbytes
     x = torch.randn(33, ins)
@@ -81,7 +87,7 @@ def test_what_is_multiplied_with_bf16_is_rounded_as_torch_rounds(library):
     """To the nearest, ties to even; what is infinite or no number stays that."""
     linear = torch.nn.Linear(8, 8, False).requires_grad_(False).bfloat16()
     linear.weight.copy_(torch.eye(8))
-    ours = NativeLinear(linear, native.NativeThreads(library, 1))
+    ours = NativeLinear(linear, NativeLibrary(library, 1))
     ties = torch.tensor([[1.00390625, 1.01171875, -1.00390625, 3.1415927, 1e30, -2e-30, 0.0, 7.0]])
     assert torch.equal(ours(ties), ties.bfloat16().float())
     for odd in (float("inf"), -float("inf"), float("nan")):
@@ -125,19 +131,19 @@ def test_rope_that_follows_the_length_decodes_to_what_torch_decodes_to(
     assert tokens(engine, **settings) == tokens(twin, **settings)
 
 
-@pytest.mark.parametrize("keep", [AS_IT_IS, Rounded(8), Rounded(4)])
+@pytest.mark.parametrize("keep", [UNCHANGED, Quantised(8), Quantised(4)])
 def test_a_matrix_of_zeros_is_multiplied_like_any_other(keep, library, caplog):
     """Some checkpoints have them: layers that were added for training, heads that were cut."""
     model = tiny("llama", hidden_size=64, intermediate_size=64)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    native.convert(model, torch.bfloat16)
+    convert_parameters(model, torch.bfloat16)
     lay_out(model, library, keep)
     engine = made_native(engine_of(model), library)
     assert not caplog.records
     down = engine.backbone.model.model.layers[0].down
-    assert (down.panels.dtype == torch.uint8) == isinstance(keep, Rounded)
+    assert (down.panels.dtype == torch.uint8) == isinstance(keep, Quantised)
     assert check_steps(engine.backbone) < 0.05
 
 
@@ -242,7 +248,7 @@ def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, 
     lengths, slots = [1, 7, 130, 40], [2, 0, 4, 1]
     alone = native_engine(family, library, 1, dtype, context=160, **changes)
     others = [native_engine(family, library, n, dtype, context=160, **changes) for n in (1, 2, 3)]
-    rooms = [native.NativeTexts(other.backend.decoder, 5, 144) for other in others]
+    rooms = [NativeTexts(other.backend.decoder, 5, 144) for other in others]
     texts = [torch.arange(n) * (3 + n) % VOCABULARY for n in lengths]
     new = torch.arange(12).view(3, 4) * 5 % VOCABULARY  # [steps, texts]
     expected = torch.empty(3, len(lengths), alone.backbone.config.hidden_size)
@@ -263,7 +269,7 @@ def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, 
 
 
 def test_a_token_or_place_outside_is_refused_of_any_text(library):
-    room = native.NativeTexts(native_engine("llama", library).backend.decoder, 2, 16)
+    room = NativeTexts(native_engine("llama", library).backend.decoder, 2, 16)
     slots, fine = torch.tensor([0, 1]), torch.tensor([0, 0])
     for wrong in (-1, VOCABULARY):
         with pytest.raises(IndexError):
@@ -297,7 +303,7 @@ def test_heads_give_what_torch_gives(library, layers, has_root, dtype, limit, si
     heads.read_roots(embedding.requires_grad_(False))
     torch.nn.init.normal_(heads.weight, std=0.3)
     torch.nn.init.normal_(heads.bias)
-    threads = native.NativeThreads(library, 2)
+    threads = NativeLibrary(library, 2)
     twin = NativeHeads(heads, threads)
     hidden = torch.randn(1, size)
     root = heads.embed(roots) if has_root else None
@@ -314,7 +320,7 @@ def guesses_of(library, row, count):
     torch.nn.init.eye_(linear.weight)
     heads = MedusaHeads(1, width, 0).requires_grad_(False)
     assert heads.shorten(range(size), LogitHead(linear, SimpleNamespace()))
-    twin = NativeHeads(heads, native.NativeThreads(library, 1))
+    twin = NativeHeads(heads, NativeLibrary(library, 1))
     hidden = torch.nn.functional.pad(row, (0, width - size))[None]
     return [found[0] for found in twin.guesses(hidden, None, 1, count)]
 
@@ -348,20 +354,20 @@ def test_invalid_numbers_end_the_answer(library):
 
 
 def test_fp16_and_a_mixture_of_numbers_are_not_its():
-    assert not native.can_run(tiny("llama").half())
+    assert not native_step.can_run(tiny("llama").half())
     mixed = tiny("llama").bfloat16()
     mixed.lm_head.float()
-    assert not native.can_run(mixed)
+    assert not native_step.can_run(mixed)
 
 
 def test_wrong_numbers_leave_torchs_operators(library, monkeypatch, caplog):
     model = tiny("llama")
     lay_out(model, library)
     engine = engine_of(model)
-    threads = native.NativeThreads(library, 1)
+    threads = NativeLibrary(library, 1)
     monkeypatch.setattr(threads.c, "run", lambda job: 0)  # it leaves what memory holds
-    assert native.native_step(engine.backbone, engine.heads, threads) is None
-    assert "the decoder runs by torch's operators" in caplog.text
+    assert native_step.attach(engine.backbone, engine.heads, threads) is None
+    assert "native backend disabled: its output is off by" in caplog.text
     assert tokens(engine) == tokens(engine_of(tiny("llama")))
 
 
@@ -431,7 +437,7 @@ def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
 )
 def test_the_estimate_and_the_model_agree_on_what_c_decodes(family, changes, is_reached):
     model = tiny(family, **changes)
-    assert native.can_run(model) == sizes(model.config.to_dict()).is_reached == is_reached
+    assert native_step.can_run(model) == sizes(model.config.to_dict()).is_reached == is_reached
 
 
 @pytest.mark.parametrize("variables", [{"MEDUSA_CHAT_NATIVE": "0"}, {"CC": "no-such-compiler"}])
@@ -453,7 +459,7 @@ def test_two_answers_at_once_and_a_fork_do_not_wait_for_each_other(library):
     import threading
 
     linear = torch.nn.Linear(64, 256).requires_grad_(False)
-    ours = NativeLinear(linear, native.NativeThreads(library, 3))
+    ours = NativeLinear(linear, NativeLibrary(library, 3))
     x = torch.randn(40, 64)
     expected = ours(x)
     wrong = []

@@ -14,8 +14,8 @@ from medusa_chat.decoding.acceptance import (
     typical,
     typical_sampled,
 )
-from medusa_chat.decoding.backends.native import NativeThreads
-from medusa_chat.decoding.backends.native.rows import NativeRows
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_step import NativeRows
 from medusa_chat.decoding.settings import GenerationSettings
 
 
@@ -32,7 +32,7 @@ def asked(monkeypatch):
     ("vocabulary", "threads"), [(7, 1), (48, 1), (1003, 1), (20_000, 1), (20_000, 3)]
 )
 def test_the_same_tokens_and_sums(library, vocabulary, threads):
-    ours = NativeRows(NativeThreads(library, threads))
+    ours = NativeRows(NativeLibrary(library, threads))
     torch.manual_seed(3)
     depths = torch.tensor([2, 1, 0, 2, 1, 0])  # of rows whose noise another thread makes
     for scale in (0.1, 3.0, 40.0, 3000.0):
@@ -50,12 +50,12 @@ def test_the_same_tokens_and_sums(library, vocabulary, threads):
 def test_the_lowest_of_equals_wins_wherever_they_stand(library):
     scores = torch.zeros(1, 64)
     scores[0, 5] = scores[0, 11] = 1.0  # of vectors of 8 the second stands in a lower lane
-    assert int(NativeRows(NativeThreads(library, 1)).largest(scores)) == 5
+    assert int(NativeRows(NativeLibrary(library, 1)).largest(scores)) == 5
 
 
 def test_a_near_tie_is_torchs_to_decide(library, asked):
     """Two scores that differ, with their noise, in the last digit alone."""
-    ours, depths = NativeRows(NativeThreads(library, 1)), torch.tensor([0])
+    ours, depths = NativeRows(NativeLibrary(library, 1)), torch.tensor([0])
     noise = gumbel(9, torch.tensor([5]), 64)
     assert int(ours.draw(torch.zeros(1, 64), depths, 0, 5, 9)) == int(noise.argmax())
     assert not asked
@@ -73,13 +73,13 @@ def test_a_near_tie_of_two_is_torchs_to_decide_wherever_they_stand(
     noise = gumbel(9, torch.tensor([5]), 67)[0]
     scores = torch.full((1, 67), -2e4)
     scores[0, 3], scores[0, place] = high, high + noise[3] - noise[place] - gap
-    NativeRows(NativeThreads(library, 1)).draw(scores, torch.tensor([0]), 0, 5, 9)
+    NativeRows(NativeLibrary(library, 1)).draw(scores, torch.tensor([0]), 0, 5, 9)
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_of_different_texts_are_drawn_as_each_alone(library, threads):
-    ours = NativeRows(NativeThreads(library, threads))
+    ours = NativeRows(NativeLibrary(library, threads))
     torch.manual_seed(5)
     places = torch.tensor([4, 900, -1, 4, 0])
     seeds = torch.tensor([7, 2**40 + 3, 7, 8, 2**63 - 1])
@@ -94,7 +94,7 @@ def test_rows_of_different_texts_are_drawn_as_each_alone(library, threads):
 
 
 def test_a_near_tie_of_one_text_is_torchs_to_decide(library, asked):
-    ours = NativeRows(NativeThreads(library, 1))
+    ours = NativeRows(NativeLibrary(library, 1))
     noise = gumbel(9, torch.tensor([5]), 64)
     scores = torch.cat((torch.zeros(1, 64), noise.max() - noise, torch.zeros(1, 64)))
     places, seeds = torch.tensor([3, 5, -1]), torch.tensor([2, 9, 9])
@@ -105,7 +105,7 @@ def test_a_near_tie_of_one_text_is_torchs_to_decide(library, asked):
 
 @pytest.mark.parametrize("rule", [exact, typical, typical_sampled])
 def test_every_rule_has_the_same_outcome(library, rule):
-    ours, tree = NativeRows(NativeThreads(library, 1)), next(iter(TREES.values()))
+    ours, tree = NativeRows(NativeLibrary(library, 1)), next(iter(TREES.values()))
     torch.manual_seed(4)
     for number in range(40):
         draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
@@ -124,7 +124,7 @@ def test_every_rule_has_the_same_outcome(library, rule):
 
 
 def test_sums_hold_over_the_range_of_logits(library):
-    ours = NativeRows(NativeThreads(library, 1))
+    ours = NativeRows(NativeLibrary(library, 1))
     scores = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
     sums, entropy = ours.sums(scores)
     assert sums.tolist() == pytest.approx([0.0, 80.6931472])

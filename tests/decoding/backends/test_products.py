@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.triton_folder import triton_or_skip
 
-from medusa_chat.decoding.backends import quantised_trial
+from medusa_chat.decoding.backends import quantised
 from medusa_chat.decoding.backends.kernels import products
 
 EMULATED = Path(__file__).parents[2] / "support" / "emulated_cuda.c"
@@ -81,7 +81,7 @@ def test_the_kernel_gives_what_its_reference_gives(run, bits, dtype):
     generator = torch.Generator().manual_seed(0)
     sizes = [(1, 64, 64), (8, 96, 320), (16, 200, 1088), (33, 40, 576), (64, 72, 128)]
     for size in sizes:
-        off = quantised_trial.off(run, generator, *size, dtype, bits)
+        off = quantised.off(run, generator, *size, dtype, bits)
         assert off < FORMATS[dtype], (size, off)
 
 

@@ -7,13 +7,13 @@ from support.bad_kernels import assert_bad_kernels_are_refused
 from support.families import tiny
 from support.linear4 import bnb, linear4, quantised_model, weights_of
 
-from medusa_chat.decoding.backends import quantised_trial
+from medusa_chat.decoding.backends import quantised
 from medusa_chat.decoding.backends.kernels.products import TABLE
-from medusa_chat.decoding.backends.linear4 import absmax
-from medusa_chat.decoding.backends.quantised_linear import (
+from medusa_chat.decoding.backends.quantised import (
     Int8Linear,
     Nf4Linear,
     QuantisedLinear,
+    absmax,
     bucket_of,
     take_int8,
 )
@@ -31,11 +31,11 @@ def test_the_reference_multiplies_by_what_bitsandbytes_dequantises(seed, dtype):
         state = linear.weight.quant_state
         assert torch.equal(state.code, torch.tensor(TABLE))
         wanted = weights_of(linear)
-        found = quantised_trial.decoded(linear.weight.data, absmax(state), outputs, inputs)
+        found = quantised.decoded(linear.weight.data, absmax(state), outputs, inputs)
         assert torch.equal(found.to(dtype), wanted)  # to the last bit
         made = Nf4Linear(linear)
         codes, scales, bias = made.codes, made.scales, made.bias
-        assert quantised_trial.decoded(codes, scales, outputs, inputs).equal(found)
+        assert quantised.decoded(codes, scales, outputs, inputs).equal(found)
         assert bias is None and weights_of(linear).equal(wanted)  # also by bitsandbytes
 
 
@@ -94,7 +94,7 @@ def test_without_a_gpu_no_model_gets_the_kernel(folder):
     model = quantised_model(folder["llama"])
     replace_submodules(model)
     timer = pytest.fail  # nothing is timed that cannot run
-    notes = quantised_trial.use_where_faster(model, torch.float16, timer)
+    notes = quantised.use_where_faster(model, torch.float16, timer)
     assert len(notes) == 4 and all("stay bitsandbytes'" in note for note in notes)
     assert not any(isinstance(module, QuantisedLinear) for module in model.modules())
 
@@ -122,9 +122,9 @@ def test_it_is_used_where_it_is_faster_and_loses_nothing(folder, monkeypatch, pl
         took = {1: plain, 32: 1.0}
         return took.get(calls[-1], rows) if len(calls) > before else 1.0
 
-    monkeypatch.setattr(quantised_trial, "has_kernel", lambda *asked: True)
+    monkeypatch.setattr(quantised, "has_kernel", lambda *asked: True)
     monkeypatch.setattr(Nf4Linear, "own", own)
-    notes = quantised_trial.use_where_faster(model, torch.float32, timer)
+    notes = quantised.use_where_faster(model, torch.float32, timer)
     used = {16, 64} if rows < 0.9 else set()
     used |= {8} if is_used else set()
     layer = model.model.layers[1]
@@ -146,5 +146,5 @@ def test_it_is_used_where_it_is_faster_and_loses_nothing(folder, monkeypatch, pl
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_kernel_that_fails_or_is_wrong_is_said_once_and_not_used(monkeypatch, caplog, bits):
     asked = monkeypatch, caplog, torch.float16, bits
-    assert_bad_kernels_are_refused(quantised_trial, *asked)
-    assert not quantised_trial.has_kernel(torch.device("cuda"), torch.float32, bits)
+    assert_bad_kernels_are_refused(quantised, *asked)
+    assert not quantised.has_kernel(torch.device("cuda"), torch.float32, bits)

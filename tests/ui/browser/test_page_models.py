@@ -109,7 +109,10 @@ def test_the_hub_is_searched_by_files_and_each_find_has_its_figures(tab):
 
 @pytest.mark.parametrize(
     "name, said",
-    [("someone/nothing-here", "there is no someone/nothing-here"), (GATED, "is gated")],
+    [
+        ("someone/nothing-here", "someone/nothing-here is not on the Hub"),
+        (GATED, "is a gated repository"),
+    ],
 )
 def test_what_cannot_be_had_is_one_line_and_the_model_stays(tab, served, name, said):
     tab.fill("#models-text input, #models-text textarea", name)

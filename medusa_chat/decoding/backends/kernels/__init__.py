@@ -1,17 +1,8 @@
 """Kernels in Triton and in CUDA C++, and the C library's source."""
 
-from collections.abc import Callable
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
-
-
-def kernel(file: str, name: str) -> Callable[..., Any]:
-    """The function of a file of this folder. Raises ImportError without Triton."""
-    found: Callable[..., Any] = getattr(import_module(f"{__name__}.{file}"), name)
-    return found
 
 
 @cache

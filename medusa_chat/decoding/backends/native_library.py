@@ -1,0 +1,136 @@
+"""NativeLibrary: the C library's functions and structures, and the threads of a call."""
+
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+
+def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one kind, in order."""
+    return [(name, kind) for name in names.split()]
+
+
+class Weights(Structure):
+    """Packed weights: kernels/weights.h."""
+
+    _fields_ = [("panels", c_void_p), *_all(c_int32, "kind block has_floor is_wide")]
+
+
+class Product(Structure):
+    """One product with packed weights: kernels/product.h."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("weights", Weights),
+        *_all(c_void_p, "bias y"),
+        *_all(c_int, "rows ins outs adds stride"),
+    ]
+
+
+class Layer(Structure):
+    """The weights and caches of one layer: kernels/pass.h."""
+
+    _fields_ = [
+        *_all(c_void_p, "before qkv_bias out_bias after gate_up_bias down_bias"),
+        *_all(Weights, "qkv out gate_up down"),
+        *_all(c_void_p, "keys values"),
+    ]
+
+
+class Decoder(Structure):
+    """What all layers share: kernels/pass.h."""
+
+    _fields_ = [
+        *_all(c_int64, "count hidden heads kv_heads head_dim rotary"),
+        *_all(c_int64, "inner capacity vocabulary is_half"),
+        *_all(c_float, "epsilon scaling"),
+        *_all(c_void_p, "embedding norm cosines sines"),
+        ("layers", POINTER(Layer)),
+    ]
+
+
+class Pass(Structure):
+    """One pass of the decoder: kernels/pass.h."""
+
+    _fields_ = [
+        ("decoder", POINTER(Decoder)),
+        *_all(c_void_p, "tokens positions texts mask"),
+        *_all(c_int64, "stride free rows start keys threads"),
+        *_all(c_void_p, "hidden work"),
+    ]
+
+
+class Draw(Structure):
+    """The largest of each row of scores, with noise: kernels/rows.h."""
+
+    _fields_ = [
+        *_all(c_void_p, "scores depths places seeds noise gaps tokens"),
+        ("seed", c_uint64),
+        *_all(c_int64, "rows size place deepest"),
+    ]
+
+
+class Sums(Structure):
+    """Sums over rows of scores: kernels/rows.h."""
+
+    _fields_ = [*_all(c_void_p, "scores sums entropies"), *_all(c_int64, "rows size")]
+
+
+class Guesses(Structure):
+    """The largest few of each row of scores: kernels/rows.h."""
+
+    _fields_ = [*_all(c_void_p, "scores values sums places"), *_all(c_int64, "rows size count")]
+
+
+class HeadStates(Structure):
+    """The states of heads at one position: kernels/heads.h."""
+
+    _fields_ = [
+        *_all(Weights, "weights roots"),
+        *_all(c_void_p, "bias hidden states"),
+        *_all(c_int64, "layers heads used size"),
+        ("root", c_void_p),
+    ]
+
+
+class HeadGuesses(Structure):
+    """The best guesses of heads at one position: kernels/heads.h."""
+
+    _fields_ = [
+        ("states", HeadStates),
+        ("logits", Product),
+        ("guesses", Guesses),
+        ("names", c_void_p),
+    ]
+
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
+    "run": (c_int64, POINTER(Pass)),
+    "linear": (None, POINTER(Product), c_int64),
+    "head_states": (None, POINTER(HeadStates), c_int64),
+    "head_guesses": (None, POINTER(HeadGuesses), c_int64),
+    "draw": (None, POINTER(Draw), c_int64),
+    "row_sums": (None, POINTER(Sums), c_int64),
+    "work_size": (c_int64, POINTER(Decoder), c_int64, c_int64, c_int64),
+}
+
+
+class NativeLibrary:
+    """The C library's functions. c: the functions; threads: how many share the work of a call;
+    panel_width: the outputs of one panel of packed weights on this CPU."""
+
+    def __init__(self, c: CDLL, threads: int) -> None:
+        self.c, self.threads = c, threads
+        self.panel_width = int(c.panel())
+        for name, (result, *arguments) in SIGNATURES.items():
+            function = getattr(c, name)
+            function.argtypes, function.restype = arguments, result
