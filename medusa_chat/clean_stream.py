@@ -1,33 +1,33 @@
-"""CleanStream: what is printed, without what a terminal would obey in the texts of strangers."""
+"""CleanStream: printed text without the control characters that a terminal would execute."""
 
 import re
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-# Controls but newline and tab; DEL; C1 controls; what changes the direction of a line.
+# Control characters except newline and tab; DEL; C1 controls; direction marks.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str) -> str:
-    """The text as a terminal may show it: each unsafe character is U+FFFD."""
+    """The text with every unsafe character replaced by U+FFFD."""
     return UNSAFE.sub("\ufffd", text)
 
 
 class CleanStream:
-    """stdout or stderr of a process: all that is printed passes here, whoever prints it. exact: the
-    stream itself, for escape codes of our own, and for data that no terminal gets."""
+    """Cleans everything that is printed to stdout or stderr. exact: the wrapped stream, for our own
+    escape codes and for data that no terminal shows."""
 
     def __init__(self, exact: TextIO) -> None:
         self.exact = exact
 
     def write(self, text: str) -> int:
-        """As a stream's, of the cleaned text."""
+        """Write the cleaned text."""
         self.exact.write(clean(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As a stream's, of the cleaned lines."""
+        """Write the cleaned lines."""
         for line in lines:
             self.write(line)
 
@@ -36,7 +36,7 @@ class CleanStream:
 
 
 def clean_output() -> None:
-    """Have all that this process prints from now on pass a CleanStream."""
+    """Wrap stdout and stderr of this process in a CleanStream."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, CleanStream):
@@ -44,5 +44,5 @@ def clean_output() -> None:
 
 
 def exact(stream: Any) -> Any:
-    """The stream behind a CleanStream; any other as it is."""
+    """The stream that a CleanStream wraps; any other stream unchanged."""
     return stream.exact if isinstance(stream, CleanStream) else stream

@@ -1,20 +1,20 @@
-"""The errors medusa-chat reports: one line each that says what to do. It imports nothing."""
+"""The errors that medusa-chat reports, each as one line that says what to do. Imports nothing."""
 
 
 class MedusaChatError(Exception):
-    """An error that the user can act on; shown as one line, without a traceback."""
+    """An error that the user can fix; shown as one line, without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(MedusaChatError):
-    """Input outside its allowed range or form."""
+    """Invalid input."""
 
     exit_code = 2
 
 
 class ConversationRefused(UsageError):
-    """A conversation that a chat template does not take; it may take others."""
+    """A conversation that the chat template rejects; others may work."""
 
 
 class DeviceError(MedusaChatError):
@@ -24,13 +24,13 @@ class DeviceError(MedusaChatError):
 
 
 class ModelError(MedusaChatError):
-    """A checkpoint or backbone that is missing, broken, gated or refused."""
+    """A checkpoint or backbone that is missing, broken, gated or not supported."""
 
     exit_code = 4
 
 
 class ContextError(UsageError):
-    """A prompt that leaves no room in the context."""
+    """A prompt that is too long for the context."""
 
 
 class OutOfMemoryError(MedusaChatError):
@@ -40,7 +40,7 @@ class OutOfMemoryError(MedusaChatError):
 
 
 class LoadStopped(MedusaChatError):
-    """The user stopped a load. is_model_lost: whether the model loaded before is gone as well."""
+    """The user stopped a load. is_model_lost: whether the previous model was already freed."""
 
     exit_code = 130
     is_model_lost = False
@@ -53,13 +53,13 @@ class PortInUseError(MedusaChatError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error message that tells something, at most 300
-    characters: one that ends with a colon only announces the next."""
+    """The first informative line of another library's error, at most 300 characters; a line that
+    ends with a colon only introduces the next one."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    told = (line for line in lines if line and not line.endswith(":"))
-    return next(told, lines[0])[:300]
+    informative = (line for line in lines if line and not line.endswith(":"))
+    return next(informative, lines[0])[:300]
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is the panic of a library written in Rust, which is no Exception in Python."""
+    """Whether it is a panic in a Rust library, which is not an Exception in Python."""
     return type(error).__name__ == "PanicException"

@@ -1,22 +1,19 @@
-"""What crosses the border between a front end and the model: plain, typed, picklable values."""
+"""The values that front ends and the model exchange: plain, typed and picklable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
-# {"role": "system" | "user" | "assistant", "content": text}, of an answer also "reasoning" where it
-# has some; one without that key has its reasoning in the content, if any, as the model wrote it
+# {"role": "system" | "user" | "assistant", "content": text}; an answer may have "reasoning" too.
+# Without that key, any reasoning is in the content, as the model wrote it.
 Message = dict[str, str]
-Text = Sequence[Message] | str  # a conversation, or a raw text without chat template
+Text = Sequence[Message] | str  # a conversation, or raw text without chat template
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """A text to be answered from an empty cache: nothing of what was said before is reused.
-
-    Two answers that are timed against each other both start like this.
-    """
+    """A text to answer from an empty cache, so that two answers can be timed against each other."""
 
     text: Text
 
@@ -25,16 +22,14 @@ Prompt = Text | Fresh
 
 
 class Request(Generic[V]):
-    """Something a front end asks of a model: one subclass for each. V: the type of what comes
-    back, value by value."""
+    """A request to a model. V: the type of the values that it yields."""
 
 
 @dataclass(frozen=True)
 class LoadRequest(Request["LoadPhase"]):
-    """What to load. checkpoint: "demo", a folder or a Hub id; None elsewhere means: decide.
+    """The model to load. checkpoint: "demo", a folder, a GGUF file or a Hub id; other None: default.
 
-    tree, nodes: the only tree that will be asked for, so that heads deeper than it are not even
-    read; without a tree all heads are kept.
+    tree, nodes: the only tree that will be used, so deeper heads are not read; None: all heads.
     """
 
     checkpoint: str = "demo"
@@ -101,12 +96,12 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class LoadPhase:
-    """One phase of loading, told when it begins; the last one is "ready" and carries the model.
+    """One phase of a load, yielded when it starts; the last one is "ready" and has the model.
 
-    name: "resolve", "download", "read", "convert", "quantise", "check", "warm up" or "ready"; what
-    need not be done is left out. A "download" is told about five times a second: done and total in
-    bytes, what was here before not counted; rate in bytes a second, 0 while unknown. So is a
-    "convert", of bytes to be written; note: what is converted, and what that takes.
+    name: "resolve", "download", "read", "convert", "quantise", "check", "warm up" or "ready";
+    unnecessary phases are skipped. "download" and "convert" are yielded about five times a second,
+    with done and total in bytes (without cached files) and rate in bytes per second, 0 while
+    unknown. note: what is converted, and how much disk space that takes.
     """
 
     name: str
@@ -119,20 +114,20 @@ class LoadPhase:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of the memory a model would be loaded into. device: as torch names it. free: what
-    the next model may take, the present one being gone by then."""
+    """The memory that a model would be loaded into, in bytes. device: torch's name. free: available
+    to the next model, after the current one is freed."""
 
     device: str
     free: int
     total: int
 
 
-# The phases in which the model loaded before is still there; then it is freed.
+# In these phases of a load the previous model still exists; then it is freed.
 BEFORE_READING = ("resolve", "download")
 
 
 class Ranked(NamedTuple):
-    """A token as one place of the text saw it. rank: from 1, the most probable."""
+    """A token in a distribution. rank: 1 for the most probable."""
 
     id: int
     text: str
@@ -142,13 +137,12 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class PeekRequest(Request["Peek"]):
-    """What would come next after `token_ids` and `path`? Nothing is decoded; one Peek comes back.
+    """Request for the distribution after `token_ids` and `path`; yields one Peek, decodes nothing.
 
-    token_ids: the text up to and without the root of a step's tree. path: the tree's tokens from
-    the root to the node that is asked (empty: after token_ids). head: also ask this Medusa head,
-    from 1, at the place it drafted from, the end of token_ids (0: none). temperature: the
-    backbone's; 0 counts as 1, as in a step's record. Heads draft at 1. tokens: ids whose place is
-    wanted even beyond the first `top`.
+    token_ids: the text before the root of a step's tree. path: the tree's tokens from the root to
+    the node (empty: after token_ids). head: also the distribution of this Medusa head, from 1, at
+    the end of token_ids, where it drafted (0: none). temperature: for the backbone; 0 counts as 1,
+    as in a step's record. Heads draft at 1. tokens: ids to rank even beyond the first `top`.
     """
 
     token_ids: tuple[int, ...]
@@ -161,7 +155,7 @@ class PeekRequest(Request["Peek"]):
 
 @dataclass(frozen=True)
 class Peek:
-    """The answer to a PeekRequest, most probable first; asked and asked_head: its `tokens`."""
+    """The result of a PeekRequest, most probable first. asked, asked_head: its `tokens`."""
 
     backbone: tuple[Ranked, ...]
     head: tuple[Ranked, ...] = ()
@@ -170,6 +164,6 @@ class Peek:
 
 
 def without_broken_characters(text: str) -> str:
-    """Halves of a character are joined, else they become U+FFFD; null bytes go."""
+    """The text with surrogate pairs joined, lone surrogates as U+FFFD, and no null bytes."""
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return whole.replace("\0", "")

@@ -1,7 +1,7 @@
-"""Paths: of the files that ship with the program, and of the user's files.
+"""Paths of the program's files and of the user's files, and atomic writes.
 
-assets/ and presets/ lie beside the package in a checkout and an editable install, inside it in a
-wheel. The user's files lie in the platform's folders, or under `--data-dir`.
+assets/ and presets/ are beside the package in a checkout and an editable install, inside it in a
+wheel. The user's files are in the platform's folders, or under `--data-dir`.
 """
 
 import os
@@ -15,19 +15,19 @@ from pathlib import Path
 
 APP = "medusa-chat"
 DATA_DIR_VARIABLE = "MEDUSA_CHAT_DATA_DIR"  # an environment variable: the worker inherits it
-OPEN_SECONDS = 2.0 if os.name == "nt" else 0.0  # a virus scanner looks at what is new at once
-SYNCED = "rb+" if os.name == "nt" else "rb"  # elsewhere a read-only file is synced too
-STALE_SECONDS = 3600.0  # after which nobody is still writing a file
+OPEN_SECONDS = 2.0 if os.name == "nt" else 0.0  # a virus scanner opens new files
+SYNCED = "rb+" if os.name == "nt" else "rb"  # on other systems, read-only files can be synced
+STALE_SECONDS = 3600.0  # then a temporary file is abandoned
 PACKAGE = Path(__file__).resolve().parent
 
 
 def asset(*parts: str) -> Path:
-    """A file or folder of assets/; it need not exist."""
+    """A file or folder of assets/; it may not exist."""
     return _shipped("assets").joinpath(*parts)
 
 
 def preset(*parts: str) -> Path:
-    """A file or folder of presets/; it need not exist."""
+    """A file or folder of presets/; it may not exist."""
     return _shipped("presets").joinpath(*parts)
 
 
@@ -42,7 +42,7 @@ def use_data_dir(folder: str | Path) -> None:
 
 
 def data_dir() -> Path:
-    """The folder of what the user made and must not lose: chats, trained heads."""
+    """The folder for data that the user must not lose: chats."""
     return _of_user("data")
 
 
@@ -57,18 +57,18 @@ def cache_dir() -> Path:
 
 
 def unwritable() -> list[Path]:
-    """Which of the user's folders cannot be made or written."""
-    found = []
+    """The user's folders that cannot be created or written."""
+    failed = []
     for folder in (data_dir(), state_dir(), cache_dir()):
         place = next(one for one in (folder, *folder.parents) if one.exists())
         if not can_write(place):
-            found.append(folder)
-    return found
+            failed.append(folder)
+    return failed
 
 
 def can_write(folder: Path) -> bool:
-    """Whether a file can be made in a folder, by a try: on Windows os.access knows no rights."""
-    trial = folder / f".{APP}-{uuid.uuid4().hex}"  # tempfile tries 10,000 names there on Windows
+    """Whether a file can be created in a folder; os.access is unreliable on Windows."""
+    trial = folder / f".{APP}-{uuid.uuid4().hex}"  # tempfile would try 10,000 names on Windows
     try:
         trial.touch(exist_ok=False)
         trial.unlink()
@@ -78,7 +78,7 @@ def can_write(folder: Path) -> bool:
 
 
 def _of_user(kind: str) -> Path:
-    """Folder of one kind; it need not exist. platformdirs is imported only when it is needed."""
+    """The folder of one kind; it may not exist."""
     if chosen := os.environ.get(DATA_DIR_VARIABLE):
         return Path(chosen) / kind
     import platformdirs
@@ -87,24 +87,22 @@ def _of_user(kind: str) -> Path:
 
 
 def drop_leftovers(folder: Path, pattern: str, seconds: float) -> None:
-    """Delete what a process that was killed left half written: files and folders of a name, which
-    nobody has touched for so long."""
-    for left in folder.glob(pattern):
+    """Delete files and folders that killed processes left: those that match and are this old."""
+    for leftover in folder.glob(pattern):
         try:
-            if time.time() - left.stat().st_mtime <= seconds:
+            if time.time() - leftover.stat().st_mtime <= seconds:
                 continue
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
             else:
-                left.unlink()
+                leftover.unlink()
         except OSError:
-            continue  # another process was faster, or it is not ours
+            continue  # another process deleted it, or it is not ours
 
 
 def replace(source: Path, target: Path) -> None:
-    """Give a file or folder another name, whose content is on the disk by then, even if the machine
-    stops; tried again where Windows refuses it because a program has one of them open, as a virus
-    scanner for a moment. Raises OSError."""
+    """Rename a file or folder durably: its content is on the disk first. Retries on Windows, where
+    another program, such as a virus scanner, may have it open for a moment. Raises OSError."""
     for file in source.rglob("*") if source.is_dir() else [source]:
         if file.is_file():
             with open(file, SYNCED) as stream:
@@ -123,14 +121,14 @@ def replace(source: Path, target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file whole or not at all, as `write_bytes` does."""
+    """Write a UTF-8 file atomically, like `write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, even when the machine stops in between.
+    """Write a file atomically, even if the machine crashes; creates its folder.
 
-    Its folder is made when it is missing. Raises OSError; no half file stays behind.
+    Raises OSError, and then leaves no partial file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     drop_leftovers(path.parent, f".{escape(path.name)}.*.tmp", STALE_SECONDS)
@@ -145,10 +143,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_folder(output: Path, fill: Callable[[Path], None]) -> int:
-    """Let `fill` write a folder beside `output`, then rename it to `output`; its bytes.
+    """Let `fill` write a temporary folder, then rename it to `output`; returns its bytes.
 
-    Raises FileExistsError where `output` exists by then, OSError and what `fill` raises; no half
-    folder stays behind.
+    Raises FileExistsError if `output` exists by then, OSError, and what `fill` raises; then leaves
+    no partial folder.
     """
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -164,7 +162,7 @@ def write_folder(output: Path, fill: Callable[[Path], None]) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; Windows has no such call and does not need it."""
+    """Make a rename durable; not needed on Windows."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Ranges: fields of a dataclass that are numbers, and which values they take."""
+"""Range: the allowed values of numeric fields of a dataclass, and their check."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -9,7 +9,7 @@ from medusa_chat.errors import UsageError
 
 @dataclass(frozen=True)
 class Range:
-    """The values of a number: from low to high, or to below high; whole ones where low is whole."""
+    """Numbers from low to high, without high if is_open; integers if low is one."""
 
     low: float
     high: float
@@ -17,7 +17,7 @@ class Range:
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """The types of its values."""
+        """The types of allowed values."""
         return (int,) if isinstance(self.low, int) else (int, float)
 
     def __str__(self) -> str:
@@ -27,13 +27,13 @@ class Range:
 
 
 def within(low: float, high: float, default: float | None, is_open: bool = False) -> Any:
-    """A field of a dataclass that is a number, with its range."""
+    """A numeric field of a dataclass, with its range."""
     return field(default=default, metadata={"range": Range(low, high, is_open)})
 
 
 def require_ranges(settings: Any, called: Callable[[str], str] = str) -> None:
-    """Raises UsageError unless the value of every field that `within` made is in its range, or
-    left open (None) where that is the default. called: what the message calls a field."""
+    """Raises UsageError unless every field made by `within` is in its range, or None if that is its
+    default. called: the name of a field in the message."""
     for one in fields(settings):
         value, allowed = getattr(settings, one.name), one.metadata.get("range")
         if allowed is None or (value is None and one.default is None):

@@ -1,4 +1,4 @@
-"""Numbers, bytes and seconds as text. It imports nothing."""
+"""Numbers, bytes and seconds as text. Imports nothing."""
 
 
 def gb(count: float) -> str:
@@ -12,7 +12,7 @@ def number(count: float) -> str:
 
 
 def _largest(count: float, *units: tuple[str, float]) -> str:
-    """A number in the largest unit that it fills when rounded; empty where it fills none."""
+    """A number in the largest unit that gives at least 1 when rounded, or ""."""
     for unit, size in units:
         if count >= 0.9995 * size:
             value = count / size
@@ -28,6 +28,6 @@ def clock(seconds: float) -> str:
 
 
 def transfer(done: int, total: int, rate: float | None) -> list[str]:
-    """The state of a download: share, bytes, and where the rate is known speed and time left."""
+    """Progress of a download: percentage, bytes and, if the rate is known, speed and time left."""
     parts = [f"{100 * done // total if total else 100}%", f"{gb(done)} of {gb(total)}"]
     return [*parts, f"{gb(rate)}/s", f"{clock((total - done) / rate)} left"] if rate else parts
