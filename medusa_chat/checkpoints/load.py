@@ -215,6 +215,7 @@ def _loaded_model(
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
         notes=tuple(parts.notes),
         estimated_bytes=estimate.held if estimate else 0,
+        memory=estimate.words if estimate else "",
         tree_facts=tree_facts(heads, calibration, tuned),
     )
     texts = TokenTexts(parts.tokenizer)

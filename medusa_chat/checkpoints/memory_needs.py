@@ -11,21 +11,11 @@ from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
 from medusa_chat.decoding.settings import CPU_CHUNK, MAX_NODES
 from medusa_chat.errors import ModelError
+from medusa_chat.messages import DeviceMemory
 from medusa_chat.units import gb
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")  # what --precision takes
 QUANTISED = ("int8", "nf4")  # on a CPU by our C where there is a compiler, else by bitsandbytes
-
-
-def smaller_precisions(precision: str, in_c: bool = False) -> tuple[str, ...]:
-    """The precisions that a load may fall back to because they take less memory, the largest first.
-    in_c: whether our C would multiply what is quantised. On a GPU int8 is none of them: nf4 takes
-    half of its memory and a shorter step, and only --precision int8 chooses it."""
-    falling = ("fp32", "bf16", "int8", "nf4") if in_c else ("fp32", "bf16", "nf4")
-    alike = "bf16" if precision in ("fp16", *(() if in_c else ("int8",))) else precision
-    return falling[falling.index(alike) + 1 :]
-
-
 # What a process takes before any model, with the pages of libraries that a load touches: measured
 # with torch 2.13 for CPUs; and its tokenizer, for each token (measured from 49,152 to 262,144).
 PROGRAM = 385_000_000
@@ -89,7 +79,7 @@ class Estimate:
         margin = self.program + self.step + self.gaps
         parts = f"weights {gb(self.weights + self.heads)}, KV cache {gb(self.cache)}"
         peak = f"; up to {gb(self.peak)} while loading" if self.peak > 1.1 * self.total else ""
-        return f"{gb(self.total)} ({parts}, program and steps {gb(margin)}){peak}"
+        return f"{gb(self.total)}: {parts}, program and steps {gb(margin)}{peak}"
 
     def at_context(self, full: int, context: int) -> "Estimate":
         """An estimate made for `full` tokens, at `context` of them."""
@@ -205,6 +195,27 @@ NO_PRODUCT = (  # of kernels/products.py
 )
 SHORTEST = 512  # tokens of context that are still worth a try
 SHARE = 0.95  # of free memory that weights and cache may take; the rest is for what comes and goes
+
+
+def smaller_precisions(precision: str, in_c: bool = False) -> tuple[str, ...]:
+    """The precisions that a load may fall back to because they take less memory, the largest first.
+    in_c: whether our C would multiply what is quantised. On a GPU int8 is none of them: nf4 takes
+    half of its memory and a shorter step, and only --precision int8 chooses it."""
+    falling = ("fp32", "bf16", "int8", "nf4") if in_c else ("fp32", "bf16", "nf4")
+    alike = "bf16" if precision in ("fp16", *(() if in_c else ("int8",))) else precision
+    return falling[falling.index(alike) + 1 :]
+
+
+def automatic_precision(
+    memory: Mapping[str, Estimate], machine: DeviceMemory, cpu: Cpu, has_blocks: bool
+) -> str:
+    """The precision that a load takes at "auto", of those in `memory`; empty where none fits.
+    has_blocks: whether our C code multiplies a GGUF file's own numbers."""
+    is_native = machine.device == "cpu" and has_blocks
+    preferred = "bf16" if is_native and machine.precision == "fp32" else machine.precision
+    in_c = machine.device == "cpu" and is_rounded("int8", cpu)
+    tried = (preferred, *smaller_precisions(preferred, in_c)) if preferred else ()
+    return next((p for p in tried if p in memory and memory[p].fits(machine.free)), "")
 
 
 @dataclass(frozen=True)
