@@ -1,20 +1,20 @@
-"""ExportedConversation: a conversation of ChatGPT's or Open WebUI's export, read as text."""
+"""ExportedConversation: a conversation in an export of ChatGPT or Open WebUI, as text."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-TEXT_KINDS = ("text", "multimodal_text")  # of ChatGPT's content; others are code, thoughts, quotes
+TEXT_KINDS = ("text", "multimodal_text")  # content types; others: code, thoughts
 ROLES = ("user", "assistant")
-# What Open WebUI folds in an answer: reasoning, calls of tools and what they gave.
+# What Open WebUI folds in an answer: reasoning, tool calls and their results.
 FOLD = re.compile(r"^<details type=", re.MULTILINE)
 UNFOLD = re.compile(r"^</details>\s*", re.MULTILINE)
 
 
 class ExportedMessage(NamedTuple):
-    """id: from 1, in the order of the messages. parent: the id of the message before, 0 for the
-    first. model: that gave an answer, as far as it is told."""
+    """A message. id: from 1, in order. parent: the id of the previous message, 0 for the first.
+    model: the model of an answer, or empty."""
 
     id: int
     parent: int
@@ -25,10 +25,9 @@ class ExportedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class ExportedConversation:
-    """What was said, with its versions; a message stands behind the one before it. shown: the last
-    message of the branch that was shown, 0 without messages. left_out: how many entries are no text
-    of either side, such as calls of tools and what was never shown. created_at, updated_at: as
-    they stand in the file."""
+    """A conversation with all its branches; parents come before children. shown: the last message
+    of the branch that was shown, 0 without messages. left_out: the number of skipped entries, such
+    as tool calls and hidden messages. created_at, updated_at: as in the file."""
 
     id: str
     title: str
@@ -41,7 +40,7 @@ class ExportedConversation:
 
     @property
     def branch(self) -> tuple[ExportedMessage, ...]:
-        """The messages of the branch that was shown, the first one first."""
+        """The messages of the branch that was shown, in order."""
         found, at = list[ExportedMessage](), self.shown
         while at:
             found.append(self.messages[at - 1])
@@ -50,27 +49,27 @@ class ExportedConversation:
 
 
 def is_exported(value: object) -> bool:
-    """Whether it is a conversation of one of the exports, readable or not."""
+    """Whether a JSON value is a conversation of an export, readable or not."""
     return isinstance(value, dict) and ("mapping" in value or _history(value) is not None)
 
 
 def exported_title(value: object) -> str:
-    """The title of an entry of an export; empty where it has none."""
+    """The title of a conversation in an export, or empty."""
     title = value.get("title") if isinstance(value, dict) else None
     return " ".join(title.split()) if isinstance(title, str) else ""
 
 
 def exported(value: object) -> ExportedConversation:
-    """A conversation of an export. Raises ValueError: why it cannot be read."""
+    """Read a conversation of an export. Raises ValueError with the reason."""
     if not isinstance(value, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     history = _history(value)
     if history is None and "mapping" not in value:
         raise ValueError("it has no mapping")
     try:
         return _of_chatgpt(value) if history is None else _of_open_webui(value, history)
     except (KeyError, TypeError, AttributeError):
-        raise ValueError("its messages are stored in another way than in such an export") from None
+        raise ValueError("its messages do not have the format of such an export") from None
 
 
 # ---- ChatGPT: conversations.json ----
@@ -94,8 +93,7 @@ def _of_chatgpt(value: Mapping[str, Any]) -> ExportedConversation:
 
 
 def _said(message: Mapping[str, Any]) -> tuple[str, str, str, bool]:
-    """(role, text, model, whether it is left out) of a message; no text where it is none of either
-    side, or was never shown."""
+    """(role, text, model, whether to count it as left out); no text if it is hidden or a tool's."""
     role = (message.get("author") or {}).get("role") or ""
     content, told = message.get("content") or {}, message.get("metadata") or {}
     is_hidden = told.get("is_visually_hidden_from_conversation") or role not in ROLES
@@ -113,7 +111,7 @@ def _said(message: Mapping[str, Any]) -> tuple[str, str, str, bool]:
 
 
 def _history(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The tree of messages in an entry of Open WebUI's export; None where it is none."""
+    """The message tree in an entry of Open WebUI's export; None for any other entry."""
     chat = value.get("chat", value)
     history = chat.get("history") if isinstance(chat, dict) else None
     return history if isinstance(history, dict) and "messages" in history else None
@@ -138,7 +136,7 @@ def _of_open_webui(value: Mapping[str, Any], history: Mapping[str, Any]) -> Expo
 
 
 def _written(one: Mapping[str, Any]) -> tuple[str, str, str, bool]:
-    """(role, text, model, whether it is left out) of a message."""
+    """(role, text, model, whether to count it as left out)."""
     role, content = _text(one.get("role")), _text(one.get("content"))
     if role not in ROLES:
         return role, "", "", role != "system"
@@ -147,7 +145,7 @@ def _written(one: Mapping[str, Any]) -> tuple[str, str, str, bool]:
 
 
 def _unfolded(text: str) -> str:
-    """What an answer says outside of what is folded."""
+    """The text of an answer without its folded parts."""
     shown, at = "", 0
     while (begin := FOLD.search(text, at)) and (end := UNFOLD.search(text, begin.end())):
         shown, at = shown + text[at : begin.start()], end.end()
@@ -158,7 +156,7 @@ def _unfolded(text: str) -> str:
 
 
 class _Node(NamedTuple):
-    """One entry of an export's tree; without text where it is none of either side."""
+    """An entry in the tree of an export; text is empty if it is skipped."""
 
     parent: Any
     children: Sequence[Any]
@@ -169,15 +167,14 @@ class _Node(NamedTuple):
 
 
 def _conversation(nodes: Mapping[str, _Node], current: Any, **facts: Any) -> ExportedConversation:
-    """current: the entry that was shown last. facts: what is not told by the entries."""
+    """current: the last entry that was shown. facts: the fields that are not in the entries."""
     messages, shown = _messages(nodes, current)
     left_out = sum(node.is_left_out for node in nodes.values())
     return ExportedConversation(messages=messages, shown=shown, left_out=left_out, **facts)
 
 
 def _messages(nodes: Mapping[str, _Node], current: Any) -> tuple[tuple[ExportedMessage, ...], int]:
-    """(the messages, the id of the one that was shown last). Raises ValueError where entries follow
-    each other in a circle."""
+    """(messages, id of the last one shown). Raises ValueError if the entries form a cycle."""
     roots, children = _tree(nodes)
     made: list[tuple[int, _Node, list[str]]] = []  # (parent, the first entry, texts) of each
     told = {}  # by entry: the number of the message that it became, or stands behind; 0 at first
@@ -195,7 +192,7 @@ def _messages(nodes: Mapping[str, _Node], current: Any) -> tuple[tuple[ExportedM
         is_only = (is_only or bool(node.text)) and len(children[at]) == 1 and not is_question
         waiting += [(child, parent, is_only) for child in reversed(children[at])]
     if len(told) < len(nodes):
-        raise ValueError("its messages follow each other in a circle")
+        raise ValueError("its messages form a cycle")
     messages = tuple(
         ExportedMessage(id, parent, node.role, "\n\n".join(texts), node.model)
         for id, (parent, node, texts) in enumerate(made, start=1)
@@ -205,8 +202,8 @@ def _messages(nodes: Mapping[str, _Node], current: Any) -> tuple[tuple[ExportedM
 
 
 def _tree(nodes: Mapping[str, _Node]) -> tuple[list[str], dict[str, list[str]]]:
-    """(entries that follow none, the entries that follow each, in their order). What an entry says
-    it follows counts before what others say follows them."""
+    """(roots, children of each entry, in order). An entry's own parent takes precedence over the
+    children that others list."""
     links = [(at, one) for at, node in nodes.items() for one in node.children if _known(one, nodes)]
     parents = {at: node.parent for at, node in nodes.items() if _known(node.parent, nodes)}
     for at, child in links:

@@ -12,13 +12,20 @@ Text = Sequence[Message] | str  # a conversation, or raw text without chat templ
 
 
 @dataclass(frozen=True)
+class TokenIds:
+    """A raw text as ids of the model's tokens, none of which is added to."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Fresh:
     """A text to answer from an empty cache, so that two answers can be timed against each other."""
 
     text: Text
 
 
-Prompt = Text | Fresh
+Prompt = Text | TokenIds | Fresh
 
 
 class Request(Generic[V]):
@@ -27,7 +34,7 @@ class Request(Generic[V]):
 
 @dataclass(frozen=True)
 class LoadRequest(Request["LoadPhase"]):
-    """The model to load. checkpoint: "demo", a folder, a GGUF file or a Hub id.
+    """The model to load. checkpoint: "demo", a folder, a GGUF file or a Hub id. None: default.
 
     tree, nodes: the only tree that will be used, so deeper heads are not read; None: all heads.
     """

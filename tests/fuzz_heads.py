@@ -27,7 +27,7 @@ from support.checkpoints import layered, with_bias, with_own
 from support.pickles import run_here
 
 from medusa_chat.checkpoints import pickle_sandbox
-from medusa_chat.checkpoints.head_tensors import heads_of
+from medusa_chat.checkpoints.head_weights import heads_of
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.heads_file import read_heads
 from medusa_chat.checkpoints.layouts.source import LocalFolder

@@ -96,10 +96,15 @@ RUNS = {
 
 # What the section of its page says of a command that is not run here.
 NETWORK, GPU, LONG, PAGE = "network", "GPU", "long run", "page|browser"  # tests/ui/browser opens it
+SERVER = "serve|API"  # tests/server asks it
 ELSEWHERE = {
     "medusa-chat": PAGE,
     "medusa-chat ui --checkpoint my-heads": PAGE,
-    "medusa-chat [ui] --host --port --share --auth USER:PASSWORD --no-browser --root-path": PAGE,
+    "medusa-chat [ui] --host --port --share --auth USER:PASSWORD --no-browser --root-path "
+    "--api": PAGE,
+    "medusa-chat --api": SERVER,
+    "medusa-chat serve --checkpoint my-heads": SERVER,
+    "medusa-chat serve --host --port --api-key KEY --allow-origin URL": SERVER,
     "medusa-chat --checkpoint smollm2": NETWORK,
     "medusa-chat chat --checkpoint smollm2": NETWORK,
     "medusa-chat models search vicuna": NETWORK,

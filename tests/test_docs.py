@@ -156,7 +156,7 @@ def test_the_pages_are_in_the_source_distribution() -> None:
 
 
 def test_the_readme_is_one_page() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 110
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
 def test_every_page_of_docs_is_linked_from_the_readme_or_from_contributing() -> None:

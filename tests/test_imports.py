@@ -17,7 +17,7 @@ MODULES = {
 }
 HEAVY = {"torch", "transformers", "tokenizers", "accelerate", "bitsandbytes", "peft", "gradio"}
 LEAVES = {"", "chat_exports", "clean_stream", "errors", "gguf_files", "messages", "paths"}
-LEAVES |= {"ranges", "units"}
+LEAVES |= {"hosts", "ranges", "units"}
 # Room -> the rooms it may know, besides itself and the leaves. From the floor upwards: a room
 # names only rooms that stand above it here, so there is no circle.
 ROOMS: dict[str, set[str]] = {
@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "training": {"checkpoints", "trees", "decoding", "decoding.backends"},
     "runtime": {"checkpoints", "trees", "decoding", "decoding.backends"},
     "bench": {"runtime", "training", "checkpoints", "trees", "decoding", "decoding.backends"},
+    "server": {"runtime", "decoding"},
     "ui.access": set(),
     "ui.page": {"ui.access", "runtime", "training", "decoding"},
     "ui.chat": {"ui.page", "ui.access", "runtime", "decoding"},
@@ -41,10 +42,19 @@ ROOMS: dict[str, set[str]] = {
     "ui.compare": {"ui.page", "ui.access", "runtime", "decoding"},
     "ui": {
         *("ui.chat", "ui.models", "ui.tune", "ui.compare", "ui.access", "ui.page", "runtime"),
-        "decoding",
+        *("server", "decoding"),
     },
     "cli": {
-        *("ui", "bench", "runtime", "training", "checkpoints", "checkpoints.layouts", "trees"),
+        *(
+            "ui",
+            "server",
+            "bench",
+            "runtime",
+            "training",
+            "checkpoints",
+            "checkpoints.layouts",
+            "trees",
+        ),
         *("hub", "decoding"),
     },
 }

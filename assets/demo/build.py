@@ -29,21 +29,18 @@ from backbone import Recipe  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from medusa_chat import paths  # noqa: E402
-from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of  # noqa: E402
+from medusa_chat.checkpoints.head_weights import heads_of, tensors_of  # noqa: E402
 from medusa_chat.decoding.heads import MedusaHeads  # noqa: E402
 from medusa_chat.errors import MedusaChatError  # noqa: E402
-from medusa_chat.training.answerers import (  # noqa: E402
-    DistillRecipe,
-    answer_prompts,
-    fastest_answerer,  # noqa: E402
-)
+from medusa_chat.training.answerers import fastest_answerer  # noqa: E402
 from medusa_chat.training.calibration import accuracies_of, ranks_of  # noqa: E402
-from medusa_chat.training.data import Example, encode_prompt  # noqa: E402
+from medusa_chat.training.distill import DistillRecipe, answer_prompts  # noqa: E402
 from medusa_chat.training.events import HiddenStates, TrainStep  # noqa: E402
+from medusa_chat.training.examples import Example, encode_prompt  # noqa: E402
 from medusa_chat.training.loss import shortlist  # noqa: E402
 from medusa_chat.training.recipe import Recipe as HeadsRecipe  # noqa: E402
 from medusa_chat.training.trainer import new_heads, train_heads  # noqa: E402
-from medusa_chat.training.tree_search import Calibrated  # noqa: E402
+from medusa_chat.trees.calibration import Calibration  # noqa: E402
 
 SIZE_LIMIT = 24_000_000
 PROMPT_TOKENS = 400
@@ -203,7 +200,8 @@ def make_answers(
     context = PROMPT_TOKENS + recipe.max_new_tokens + 1
     answers = answer_prompts(fastest_answerer(model, context, ends), prompts, recipe, path)
     bar = tqdm(answers, total=len(prompts), desc=path.stem, unit="answer")
-    return [answer.example for answer in bar if len(answer.answer_ids) > 2]
+    longer = (answer for answer in bar if len(answer.answer_ids) > 2)
+    return [answer.example(f"answer {answer.index}") for answer in longer]
 
 
 def all_answers(
@@ -267,7 +265,7 @@ def make_calibration(
         ranks = [rows for example in told for rows in ranks_of(model, heads, example)]
         accuracies, labels = accuracies_of(ranks, len(heads))
         what = f"{len(held_out)} greedy answers of the backbone to held-out prompts"
-        found = Calibrated.search(accuracies, plan.nodes, what, labels[0], ranks)
+        found = Calibration.search(accuracies, plan.nodes, what, labels[0], ranks)
         listed = shortlist((one.labels for one in answers), model.config.vocab_size)
         paths.write_text(path, json.dumps(replace(found, shortlist=listed).to_json()) + "\n")
     return json.loads(path.read_text("utf-8"))

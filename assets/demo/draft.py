@@ -26,7 +26,7 @@ import build  # noqa: E402
 from backbone import Recipe, Stage  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from medusa_chat.training.data import Example, collate, group_by_length  # noqa: E402
+from medusa_chat.training.examples import Example, collate, group_by_length  # noqa: E402
 
 SIZE_LIMIT = 1_500_000
 SAVED = 300  # steps between two states of the second stage

@@ -32,7 +32,7 @@ from medusa_chat.decoding.settings import GenerationSettings  # noqa: E402
 from medusa_chat.messages import LoadRequest, Message  # noqa: E402
 from medusa_chat.runtime.reply import reply  # noqa: E402
 from medusa_chat.runtime.requests import Reply  # noqa: E402
-from medusa_chat.training.data import encode  # noqa: E402
+from medusa_chat.training.examples import encode  # noqa: E402
 
 SEED = 20_260  # of every choice below; training used seeds 0 and 1
 NODES = 16
@@ -76,8 +76,8 @@ def perplexity(model: LoadedModel, rows: list[dict]) -> tuple[float, float, int]
     """(of the assistant, of all tokens, how many tokens of the assistant); rows cut at 1,024."""
     sums, counts = [0.0, 0.0], [0, 0]
     for row in rows:
-        ids, is_label = encode(model.tokenizer, row["messages"])
-        ids, marks = ids[:1024], torch.tensor(is_label[1:1024])
+        example = encode(model.tokenizer, row["messages"])
+        ids, marks = list(example.ids[:1024]), torch.tensor(example.is_label[1:1024])
         logits = model.engine.backbone.model(torch.tensor([ids])).logits[0, :-1]
         losses = F.cross_entropy(logits.float(), torch.tensor(ids[1:]), reduction="none")
         for place, chosen in enumerate((losses[marks], losses)):

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from medusa_chat.training.answerers import DistillRecipe, answer_prompts, answerer_of
-from medusa_chat.training.distill_conversations import question_prompt
+from medusa_chat.training.answerers import answerer_of
+from medusa_chat.training.distill import DistillRecipe, answer_prompts, question_prompt
 from medusa_chat.training.process_group import ALONE
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.setup import TrainingSetup, prepare_setup

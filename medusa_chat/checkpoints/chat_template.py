@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from time import monotonic
@@ -77,9 +77,11 @@ class TemplateRenderer:
         messages: Sequence[Message],
         add_prompt: bool = True,
         continues: bool = False,
+        options: Mapping[str, Any] = {},  # noqa: B006  never written
     ) -> str:
         """The text of a conversation by the tokenizer's template. add_prompt: with the generation
-        prompt. continues: so that it continues the last message, without one. Raises
+        prompt. continues: so that it continues the last message, without one. options: what
+        the template is told besides, such as enable_thinking. Raises
         ConversationRefused for what the template refuses, and UsageError for a template beyond the
         limits."""
         template = tokenizer.get_chat_template()
@@ -87,12 +89,12 @@ class TemplateRenderer:
             raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
         if not messages:
             raise UsageError("the conversation is empty: type something")
-        options = tokenizer.special_tokens_map | {
+        told = {**options, **tokenizer.special_tokens_map} | {
             "chat_template": template,
             "add_generation_prompt": add_prompt and not continues,
             "continue_final_message": continues,
         }
-        found = self._ask({"messages": list(messages), "options": options})
+        found = self._ask({"messages": list(messages), "options": told})
         if "error" in found:
             raise ConversationRefused(
                 f"the chat template refuses this conversation: {found['error']}"

@@ -1,7 +1,7 @@
-"""TokenizerTrial: a tokenizer.json read and used in a process of its own, before it is used here.
+"""TokenizerTrial: a tokenizer.json read and used in a limited process before our own one uses it.
 
-An expression in it may take for ever, and a part that is broken may end the process or raise what
-is no Exception, at the first text that meets it. A second of a limited process tells.
+A regular expression in it may run forever, and a broken part may end the process, or raise what is
+not an Exception, at the first text that reaches it. The trial finds out within a second.
 """
 
 import json
@@ -18,36 +18,39 @@ from medusa_chat.errors import ModelError, first_line, is_panic
 from medusa_chat.units import gb
 
 FILE = "tokenizer.json"
-# kinds of parts that hold neither expressions nor tables: no trial is needed
+# types of parts that hold neither expressions nor tables: they need no trial
 PLAIN = {b"BPE", b"ByteLevel", b"TemplateProcessing", b"Sequence", b"Metaspace", b"Fuse", b"NFC"}
 KIND = re.compile(rb'"type"\s*:\s*"(\w+)"')
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 GROUPS = ("normalizers", "pretokenizers", "processors", "decoders")  # parts of a Sequence
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
-SECONDS = 2  # of the processor for one text; usual tokenizers take 5 ms for the longest
-READING = 60  # of the processor to read the file; Gemma's 35 MB take a second
+SECONDS = 2  # processor time for one text; usual tokenizers take 5 ms for the longest
+READING = 60  # processor time to read the file; Gemma's 35 MB take a second
 READ = "when it is read"
-PATIENCE = 300  # of the clock for all, on a busy machine
-MEMORY, GROWTH = 1 << 30, 64  # bytes, and as many times the file's own
-UNITS = ("a", "A", " ", "\n", "0", ".", "'", "_", "\u00e9", "\u4e2d", "\u0301", "\U0001f642")
-UNITS += ("ab ", " a", "a0", "A.\n", "<|", "\u2581")
-LENGTHS = (1, 24, 128, 2048)  # an expression that takes 2^n steps shows with few, n^3 with many
+PATIENCE = 300  # wall-clock seconds for the whole trial, on a busy machine
+MEMORY, GROWTH = 1 << 30, 64  # bytes allowed: MEMORY plus GROWTH times the size of the file
+UNITS = (
+    *("a", "A", " ", "\n", "0", ".", "'", "_", "\u00e9", "\u4e2d", "\u0301", "\U0001f642"),
+    *("ab ", " a", "a0", "A.\n", "<|", "\u2581"),
+)
+LENGTHS = (1, 24, 128, 2048)  # 2^n steps show at the short lengths, n^3 at the long ones
 ENDINGS = ("", "!")
+TIMED_OUT = -signal.SIGPROF if hasattr(signal, "SIGPROF") else None  # the exit code
 
 
 class TokenizerTrial:
-    """The trial of a folder's tokenizer.json, begun at once. Closing it ends the process."""
+    """The trial of a folder's tokenizer.json, started at once. `close` ends its process."""
 
     def __init__(self, folder: Path, plain_too: bool = False) -> None:
-        """No process is needed where the file is not there, and for one of plain parts where it is
-        read here afterwards. Raises ModelError where none can be started."""
+        """Starts no process where there is no such file, nor, unless plain_too, for a tokenizer of
+        plain parts alone. Raises ModelError where no process can be started."""
         self._folder = folder
         self._child: subprocess.Popen[str] | None = None
         file = folder / FILE
         if not file.is_file() or not (plain_too or _is_suspect(file)):
             return
         command = [sys.executable, "-P", "-m", __name__, str(file)]
-        nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE  # stderr: libraries in Rust tell there
+        nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE  # Rust libraries report to stderr
         try:
             self._child = subprocess.Popen(
                 command, stdin=nowhere, stdout=pipe, stderr=nowhere, env=environment(), text=True
@@ -56,25 +59,27 @@ class TokenizerTrial:
             raise ModelError(f"the tokenizer in {folder} cannot be tried: {error}") from error
 
     def refuse(self) -> None:
-        """Wait for its end. Raises ModelError, in one line, where the tokenizer failed."""
+        """Wait for the end. Raises ModelError, in one line, where the tokenizer failed, and, saying
+        so, where the machine was too busy to tell."""
         if self._child is None:
             return
         try:
-            said, _ = self._child.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            said = ""
-        lines = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
-        last = lines[-1] if lines else {"trying": READ}
-        if "trying" in last:  # it ended there
-            problem = f"takes too long or ends the process {last['trying']}"
-        else:
-            problem = last["problem"]
-        self.close()
-        if problem:
+            output, _ = self._child.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired as error:
             raise ModelError(
-                f"the tokenizer in {self._folder} {problem}: it is broken or malicious, use "
-                "another checkpoint"
-            )
+                f"the tokenizer in {self._folder} was not checked within {PATIENCE} seconds: try "
+                "again when the machine is less busy, or use another checkpoint"
+            ) from error
+        finally:
+            code = self._child.poll()
+            self.close()
+        lines = [json.loads(line) for line in output.splitlines() if line.endswith("}")]
+        last = lines[-1] if lines else {"trying": READ}
+        if "trying" in last:  # the process ended there
+            how = "takes too long" if code == TIMED_OUT else "ends the process"
+            refuse_problem(self._folder, f"{how} {last['trying']}")
+        else:
+            refuse_problem(self._folder, last["problem"])
 
     def close(self) -> None:
         if self._child is not None:
@@ -85,10 +90,20 @@ class TokenizerTrial:
             self._child = None
 
 
+def refuse_problem(folder: Path, problem: str) -> None:
+    """Raises ModelError where there is a problem."""
+    if problem:
+        raise ModelError(
+            f"the tokenizer in {folder} {problem}: it is broken or malicious, use another "
+            "checkpoint"
+        )
+
+
 def _is_suspect(file: Path) -> bool:
-    """Whether a part is of no plain kind, or of none: such a part is read by its other keys."""
+    """Whether a part has a type that is not plain, or no type: it is then recognised by its other
+    keys."""
     data = file.read_bytes()
-    if not PLAIN.issuperset(KIND.findall(data)):  # told without reading 35 MB
+    if not PLAIN.issuperset(KIND.findall(data)):  # without parsing 35 MB
         return True
     try:
         values = json.loads(data)
@@ -96,7 +111,7 @@ def _is_suspect(file: Path) -> bool:
         has_affix = any(parts["model"].get(name) for name in AFFIXES)
         return has_affix or not PLAIN.issuperset(_kinds(list(parts.values())))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return True  # what kind of file it is, the trial finds
+        return True  # the trial finds out what it is
 
 
 def _kinds(parts: list[Any]) -> Iterator[bytes]:
@@ -107,14 +122,14 @@ def _kinds(parts: list[Any]) -> Iterator[bytes]:
 
 
 def main(file: str) -> None:
-    """Try the tokenizer, a line for each text before it is read, and one that tells the problem."""
+    """Try the tokenizer: prints a line before each text, and one with the problem at the end."""
     limit_memory(MEMORY + GROWTH * Path(file).stat().st_size)
-    print(json.dumps({"problem": _problem(Path(file))}), flush=True)
+    print(json.dumps({"problem": problem_of(Path(file))}), flush=True)
 
 
-def _problem(file: Path) -> str:
+def problem_of(file: Path) -> str:
     """Why the tokenizer cannot be used; "" where it can."""
-    from tokenizers import Tokenizer  # not where the trial is only asked for: by the page, too
+    from tokenizers import Tokenizer  # in the child alone: the page starts trials, too
 
     at = READ
     try:
@@ -136,7 +151,8 @@ def _problem(file: Path) -> str:
 
 
 def _begin(at: str, seconds: float) -> None:
-    """Tell what is tried, and end the process should it take longer, where the system can."""
+    """Report what is tried, and have the system end the process if it takes longer, where it can
+    (Windows cannot)."""
     print(json.dumps({"trying": at}), flush=True)
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -1,28 +1,57 @@
-"""The backbone of a checkpoint: its config and its weights, read and frozen."""
+"""The backbone of a checkpoint: its config, its weights and its LM head, read and frozen."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, modeling_utils
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedConfig,
+    modeling_utils,
+)
 from transformers import conversion_mapping as layouts
 from transformers.utils import logging as transformers_logging
 
-from medusa_chat.checkpoints import kept_copies, pickle_sandbox, quantised
+from medusa_chat.checkpoints import kept_copies, pickle_sandbox
 from medusa_chat.checkpoints.devices import held_bytes, is_exhausted
-from medusa_chat.checkpoints.generation_config import not_applied, read_generation_config
+from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.layouts.folders import model_files
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.layouts.text_part import NAMES, text_part
+from medusa_chat.checkpoints.layouts.text_part import NAMES, name_of, text_part
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
-from medusa_chat.checkpoints.unread import refuse_unread
+from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends.quantised import hold
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError, first_line
+
+# what changes the text in transformers and not here -> the value that changes nothing
+NOT_APPLIED = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "min_length": 0,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "forced_bos_token_id": None,
+}
+# what older versions of transformers stored of their own making, and scales of a cache in 8 bits
+MADE = re.compile(r"(^|\.)(inv_freq|masked_bias|(attn|attention)\.bias|[kv]_scale|kv_scale)$")
+DRAFTS = re.compile(r"nextn|mtp")  # keys of a config: layers behind the others that draft tokens
+MAX_DRAFTS = 64
+QUANTISED_FORMAT = 1  # of what is kept on disk of a quantised backbone
+QUANTISED_KIND = "quantised"
 
 
 def read_config(folder: Path) -> Any:
@@ -90,17 +119,17 @@ def read_backbone(
         if is_packed:
             _unify(model, options["dtype"])
         return _frozen(model), notes
-    kept = quantised.find(found, precision, str(half))
+    kept = _quantised_before(found, precision, str(half))
     if kept is not None:
         try:
             model = _read(kept, found.backbone, **options)
             return _frozen(model), ["read as it was quantised before", *notes]
         except ModelError:
             kept_copies.drop(kept)  # damaged: made anew from the source
-    options |= {"config": config, "quantization_config": quantised.settings(precision, half)}
+    options |= {"config": config, "quantization_config": _bitsandbytes_config(precision, half)}
     model = _read(_safe_folder(found), found.backbone, **options)
     with _silent():
-        notes.insert(0, quantised.keep(model, found, precision, str(half), held_bytes(model)))
+        notes.insert(0, _keep_quantised(model, found, precision, str(half), held_bytes(model)))
     return _frozen(model), notes
 
 
@@ -123,7 +152,7 @@ def empty_model(found: Checkpoint, config: Any) -> Any:
 
 def is_kept(found: Checkpoint, config: Any, precision: str, device: torch.device) -> bool:
     """Whether the backbone was quantised before and can be read as such."""
-    return quantised.find(found, precision, str(_half(device, config))) is not None
+    return _quantised_before(found, precision, str(_half(device, config))) is not None
 
 
 def _half(device: torch.device, config: Any) -> torch.dtype:
@@ -251,3 +280,147 @@ def weight_files(found: Checkpoint) -> list[Path]:
     if found.weights.is_pickled:
         return sorted(_safe_folder(found).glob("*.safetensors"))
     return [found.backbone / name for name in found.weights.files]
+
+
+def read_generation_config(folder: Path, config: Any) -> Any:
+    """The backbone's generation config, else what its own config says of generation. Raises
+    ModelError."""
+    try:
+        if (folder / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return GenerationConfig.from_model_config(config)
+    except Exception as error:  # transformers raises all kinds for broken files
+        raise ModelError(
+            f"the generation_config.json in {folder} cannot be read: {first_line(error)}"
+        ) from error
+
+
+def not_applied(found: Any) -> list[str]:
+    """A sentence that names what of a generation config is not applied, where there is any."""
+    values = {name: getattr(found, name, None) for name in NOT_APPLIED}
+    names = [n for n, value in values.items() if value and value != NOT_APPLIED[n]]
+    return [f"not applied, of generation_config.json: {', '.join(names)}"] if names else []
+
+
+def refuse_unread(model: Any, names: Iterable[str], where: Path) -> None:
+    """names: of tensors that nothing reads. Raises ModelError where one lies inside a module that
+    the model has, as of a layer too many; other heads, vision parts and what drafts tokens lie
+    beside, and of a quantised layer anything may be its method's."""
+    drafts = range(
+        count := model.config.get_text_config().num_hidden_layers, count + _drafts(model)
+    )
+    odd = [name for name in sorted(names) if _is_inside(model, name_of(name), drafts)]
+    if not odd:
+        return
+    more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+    raise ModelError(
+        f"the weights in {where} hold {odd[0]}{more}, which a {model.config.model_type} model of "
+        f"this config has no place for ({count} layers): its config.json is of another model, "
+        "fetch both again"
+    )
+
+
+def _is_inside(model: Any, name: str, drafts: range) -> bool:
+    base, prefix = model.base_model, model.base_model_prefix
+    parts = name.removeprefix(f"{prefix}.").split(".")
+    if MADE.search(name) or not parts[1:]:
+        return False
+    module = getattr(base, parts[0], None)
+    if not isinstance(module, nn.Module):
+        module = dict(model.named_children()).get(parts[0])
+    if isinstance(module, nn.ModuleList) and parts[1].isdecimal():
+        number = int(parts[1])
+        if number in drafts:
+            return False
+        is_there = number < len(module)
+        return not (is_there and getattr(model.config, "quantization_config", None))
+    return module is not None and not getattr(model.config, "quantization_config", None)
+
+
+def _drafts(model: Any) -> int:
+    """How many layers behind the last draft tokens (multi-token prediction)."""
+    values = model.config.get_text_config().to_dict().items()
+    counts = [v for key, v in values if DRAFTS.search(key) and type(v) is int]
+    return min(max(counts, default=0), MAX_DRAFTS)
+
+
+def _quantised_before(found: Checkpoint, precision: str, dtype: str) -> Path | None:
+    """The folder with this backbone quantised, None where it was not or has changed since. dtype:
+    of what stays in 16 bits. No file of the source is opened."""
+    folder = _quantised_folder(found, precision, dtype)
+    return folder if kept_copies.is_kept(folder) else None
+
+
+def _keep_quantised(model: Any, found: Checkpoint, precision: str, dtype: str, size: int) -> str:
+    """Save a quantised backbone of `size` bytes as it was loaded; a sentence that says so, or why
+    it is not kept: a cache that cannot be written only costs time."""
+    folder = _quantised_folder(found, precision, dtype)
+    origin = Origin(found.name, str(found.source.resolve()), precision)
+    try:
+        if not kept_copies.has_room(folder, size):
+            return f"the {precision} weights are not kept: the disk of {folder.parent} is full"
+        with kept_copies.writing(folder, origin) as partial:
+            model.save_pretrained(partial, max_shard_size="4GB")
+    except (OSError, SafetensorError) as error:
+        return f"the {precision} weights are not kept in {folder.parent}: {first_line(error)}"
+    return f"the {precision} weights are kept for the next load (medusa-chat models list)"
+
+
+def _quantised_folder(found: Checkpoint, precision: str, dtype: str) -> Path:
+    files = [found.backbone / name for name in ("config.json", *found.weights.files)]
+    facts = [QUANTISED_FORMAT, precision, dtype, metadata.version("bitsandbytes")]
+    return kept_copies.place(QUANTISED_KIND, facts, files)
+
+
+def _bitsandbytes_config(precision: str, half: torch.dtype) -> BitsAndBytesConfig:
+    """bitsandbytes' configuration for int8 or nf4 (double quantisation). half: the dtype of what
+    is computed."""
+    if precision == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=half,
+    )
+
+
+def read_lm_head(found: Checkpoint, config: Any) -> LogitHead:
+    """The LM head of a backbone on the CPU, its weight [V, d] in the dtype of the file. A family
+    whose files name it otherwise than the model is read whole, in bf16. Raises ModelError."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    linear, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    owner = embeddings if linear.weight is embeddings.weight else linear
+    name = next(name for name, module in model.named_modules() if module is owner)
+    own = next(name for name, module in model.named_modules() if module is linear)
+    weight = _lone_tensor(found, f"{own}.weight")  # files may have one that their config calls tied
+    weight = _lone_tensor(found, f"{name}.weight") if weight is None else weight
+    if weight is None or getattr(linear, "bias", None) is not None:
+        linear = read_model(found, config, "bf16", torch.device("cpu")).get_output_embeddings()
+    elif weight.shape != linear.weight.shape or not weight.is_floating_point():
+        raise ModelError(
+            f"{found.backbone}: the LM head is {tuple(weight.shape)} in {weight.dtype}, not "
+            f"{tuple(linear.weight.shape)} in 16 or 32 bits: give one that is not quantised"
+        )
+    else:
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+    return LogitHead(linear, config.get_text_config())
+
+
+def _lone_tensor(found: Checkpoint, name: str) -> Tensor | None:
+    """The tensor of this name, whatever stands before its last two parts, for files have more than
+    one prefix; None where it is not just one."""
+    ending = ".".join(name.split(".")[-2:])
+    places: list[tuple[Path, str]] = []
+    try:
+        for file in weight_files(found):
+            with safe_open(file, framework="pt") as opened:
+                places += [(file, n) for n in opened.keys() if f".{n}".endswith(f".{ending}")]
+        if len(places) != 1:
+            return None
+        with safe_open(places[0][0], framework="pt") as opened:
+            weight: Tensor = opened.get_tensor(places[0][1])
+            return weight
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{found.backbone} cannot be read: {first_line(error)}") from error

@@ -39,6 +39,7 @@ from medusa_chat.cli.options import (
     named,
     prepare_process,
 )
+from medusa_chat.cli.serve import Serve
 from medusa_chat.cli.terminal import json_line, note
 from medusa_chat.cli.training import Calibrate, Train
 from medusa_chat.cli.ui import Ui
@@ -65,7 +66,7 @@ app = Typer(
 )
 
 app.add_typer(models)
-for command in (Train, Calibrate, Export, Bench, Ui, Generate, Chat):
+for command in (Train, Calibrate, Export, Bench, Ui, Generate, Chat, Serve):
     app.command()(command)
 
 
@@ -196,7 +197,7 @@ def inspect(
 
 
 def _dry_load(request: LoadRequest) -> None:
-    from medusa_chat.checkpoints.dry_load import dry_load  # torch takes seconds to import
+    from medusa_chat.checkpoints.load import dry_load  # torch takes seconds to import
 
     dry_load(request)
 

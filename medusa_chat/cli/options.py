@@ -113,6 +113,18 @@ class LoadOptions:
         )
 
 
+@dataclass(frozen=True)
+class ApiAccess:
+    """Who may ask the API; options of `serve`, and of `ui` with --api."""
+
+    api_key: Annotated[
+        str, value("KEY", "Key that every request must carry.", envvar="MEDUSA_CHAT_API_KEY")
+    ] = ""
+    allow_origin: Annotated[
+        list[str] | None, value("URL", "Let scripts of this site ask; * for all. Repeatable.")
+    ] = None
+
+
 def named(checkpoint: str | None, backbone: str | None) -> tuple[str, str | None]:
     """The checkpoint to load, and the backbone to use instead of its own, if any.
 

@@ -57,7 +57,7 @@ NAMES = {
     "HiddenStates": "hidden",
     "TrainStep": "step",
     "Evaluated": "evaluated",
-    "Calibrated": "calibrated",
+    "Calibration": "calibrated",
     "Measured": "measured",
     "Written": "written",
 }

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from medusa_chat import paths
-from medusa_chat.cli.options import LoadOptions, flag, value
+from medusa_chat.cli.options import ApiAccess, LoadOptions, flag, value
 from medusa_chat.cli.terminal import note
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History
@@ -35,16 +35,19 @@ class UiOptions:
     auth: Annotated[str | None, value("USER:PASSWORD", "Require this login.")] = None
     no_browser: Annotated[bool, flag("--no-browser", "Do not open a browser.")] = False
     root_path: Annotated[str, value("PATH", "Path or URL of the page behind a reverse proxy.")] = ""
+    api: Annotated[bool, flag("--api", "Let other programs ask the model, under /v1.")] = False
 
 
 @dataclass(frozen=True)
-class Ui(LoadOptions, UiOptions):
+class Ui(LoadOptions, ApiAccess, UiOptions):
     """Open the chat page (the default command)."""
 
     def run(self) -> int:
         """Load the model and serve the page until Ctrl-C. Returns the exit code."""
         request = self.load_request()
         login = parse_auth(self.auth)
+        if not self.api and (self.api_key or self.allow_origin):
+            raise UsageError("--api-key and --allow-origin need --api")
         _note_old_trees(paths.data_dir() / "trees")
         with ExitStack() as stack:
             session = stack.enter_context(closing(Session(WorkerProcess(), tunes=True)))
@@ -52,6 +55,9 @@ class Ui(LoadOptions, UiOptions):
             stack.callback(session.cancel, load)  # quitting is not a failed load
             _note_failure(load)
             options_of, launch = _page()
+            from medusa_chat.server.app import ApiOptions
+
+            api = ApiOptions(self.api_key, tuple(self.allow_origin or ())) if self.api else None
             options = options_of(
                 trees=tree_names(),
                 host=self.host,
@@ -61,6 +67,7 @@ class Ui(LoadOptions, UiOptions):
                 open_browser=not self.no_browser,
                 root_path=self.root_path,
                 history=History(paths.data_dir() / FILE),
+                api=api,
             )
             code: int = launch(session, options)
             return code

@@ -86,6 +86,16 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How probable a token was to the backbone, before temperature and filters. text: its bytes,
+    for it may be a part of a character; top: the most probable tokens there, with theirs."""
+
+    text: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Reading:
     """A part of a prompt is in the cache, and more is to be read. tokens: of the prompt_tokens that
     are there. Only progress: no trace has it."""
@@ -100,7 +110,8 @@ class Prefilled:
     the answer and of its reasoning so far. settings: all of them, resolved.
     backend: what runs the steps. left_out: how many messages of the conversation's beginning the
     context has no room for; backbone: what the heads sit on, where that is not the checkpoint.
-    notes: what else was done to the conversation, a sentence each."""
+    notes: what else was done to the conversation, a sentence each. logprobs: of token_ids, where
+    they were asked for; no trace has them."""
 
     model: str
     precision: str
@@ -119,6 +130,7 @@ class Prefilled:
     backbone: str = ""
     notes: tuple[str, ...] = ()
     reasoning: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,7 @@ class Step:
     head included, and of the draft too where both are one recording (then heads_seconds is 0);
     nodes: of the draft, 1 for plain decoding. draft: None when details were not asked for. budget:
     why so many nodes, "all" or in words (draft_budget.py). busy_seconds: see Stats.
+    logprobs: see Prefilled.
     """
 
     index: int
@@ -144,6 +157,7 @@ class Step:
     budget: str = ""
     busy_seconds: float = 0.0
     reasoning: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Prompt: a text or a conversation as token ids, whose earlier turns keep theirs."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import groupby
 from operator import itemgetter
@@ -14,7 +14,7 @@ from medusa_chat.decoding.detokenizer import STRAY
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.reasoning import HARMONY, Part, State, read
 from medusa_chat.errors import ContextError, ConversationRefused, UsageError
-from medusa_chat.messages import Message, Text
+from medusa_chat.messages import Message, Text, TokenIds
 
 SYSTEM = "system messages: they are read as the beginning of your next message"
 ROLES = "two messages of one role in a row: they are read as one"
@@ -142,8 +142,13 @@ class _Rendering(NamedTuple):
     state: State
 
 
-def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
-    """The ids of a prompt.
+def encode(
+    loaded: LoadedModel,
+    prompt: Text | TokenIds,
+    continues: bool = True,
+    options: Mapping[str, Any] = {},  # noqa: B006  never written
+) -> PromptIds:
+    """The ids of a prompt. continues, options: as in Reply.
 
     A conversation is rendered by the tokenizer's chat template; where its last message is the
     assistant's, the text ends inside it and the answer continues it, its reasoning too where that
@@ -152,13 +157,19 @@ def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
     ContextError for what is far too long to be tokenised.
     """
     tokenizer, context = loaded.tokenizer, loaded.info.context
+    if isinstance(prompt, TokenIds):
+        return PromptIds(_known(loaded, prompt.ids), "")
     if isinstance(prompt, str):
         refuse_endless(tokenizer, prompt, context)
         return PromptIds(_raw(tokenizer, prompt), prompt)
     if not tokenizer.chat_template:
         raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
     refuse_endless(tokenizer, "".join(_part(one).text for one in prompt), context)
-    found, refused = rendered(prompt, lambda messages: _rendered(loaded, messages))
+
+    def render(messages: list[Message]) -> _Rendering:
+        return _rendered(loaded, messages, continues, options)
+
+    found, refused = rendered(prompt, render)
     text, typed, state = found
     refuse_endless(tokenizer, text, context)
     said = loaded.said
@@ -169,6 +180,15 @@ def encode(loaded: LoadedModel, prompt: Text) -> PromptIds:
         rest = [Typed(one.start - start, one.end - start) for one in typed if one.start >= start]
         ids = [*said.ids, *loaded.control_tokens.ids_after(text[start:], rest)]
     return PromptIds(ids, text, refused=refused, state=state, typed=typed)
+
+
+def _known(loaded: LoadedModel, ids: Sequence[int]) -> list[int]:
+    """The ids of a prompt that came as ids. Raises UsageError for what is no token."""
+    size = loaded.engine.backbone.vocabulary
+    for token in ids:
+        if not 0 <= token < size:
+            raise UsageError(f"the prompt has the token id {token}: give ids from 0 to {size - 1}")
+    return list(ids)
 
 
 def _raw(tokenizer: Any, text: str) -> list[int]:
@@ -208,21 +228,24 @@ def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int)
     return of(asked[place])._replace(left_out=asked[place] - len(system))
 
 
-def _rendered(loaded: LoadedModel, messages: list[Message]) -> _Rendering:
+def _rendered(
+    loaded: LoadedModel, messages: list[Message], continues: bool, options: Mapping[str, Any]
+) -> _Rendering:
     """The conversation up to where the assistant's next token belongs. Raises UsageError."""
     hidden: list[str] = []
     parts = [_taken_apart(loaded, one, hidden) for one in messages]
     shown = [_for_template(loaded, *one) for one in zip(messages, parts, strict=True)]
-    begun = parts[-1] if messages and messages[-1]["role"] == "assistant" else None
+    is_begun = continues and messages and messages[-1]["role"] == "assistant"
+    begun = parts[-1] if is_begun else None
     if begun is None:
-        text = renderer().render(loaded.tokenizer, shown)
+        text = renderer().render(loaded.tokenizer, shown, options=options)
         state = loaded.markup.after(text)
     elif begun.reasoning:  # as the model wrote it: templates may leave it out
-        prompt = renderer().render(loaded.tokenizer, shown[:-1])
+        prompt = renderer().render(loaded.tokenizer, shown[:-1], options=options)
         text = prompt + loaded.markup.written(begun, prompt)
         state = "answer" if begun.text else "reasoning"
     else:
-        text = renderer().render(loaded.tokenizer, shown, continues=True)
+        text = renderer().render(loaded.tokenizer, shown, continues=True, options=options)
         trimmed = begun.text.rstrip()  # some templates strip a message; its end is its own
         if not text.endswith(begun.text) and text.endswith(trimmed):
             text += begun.text[len(trimmed) :]

@@ -13,7 +13,7 @@ from medusa_chat.decoding.draft import Drafter
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
-from medusa_chat.messages import Fresh, ModelInfo, Text
+from medusa_chat.messages import Fresh, ModelInfo, Text, TokenIds
 from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt import encode, encode_latest, said_so_far
 from medusa_chat.runtime.requests import Reply
@@ -30,13 +30,13 @@ def reply(
         loaded.engine.forget()
         loaded.said, prompt = None, prompt.text
     settings, drafter = resolve(loaded, asked.settings)
-    if asked.drops_oldest and not isinstance(prompt, str):
+    if asked.drops_oldest and not isinstance(prompt, str | TokenIds):
         read = encode_latest(loaded, prompt, settings.max_new_tokens)
     else:
-        read = encode(loaded, prompt)
+        read = encode(loaded, prompt, asked.continues, asked.template_options)
     ids, notes = read.ids, _said_once(loaded, prompt, read.refused)
     advice = _Advice(loaded.info, settings.nodes or 1)
-    reader = None if isinstance(prompt, str) else loaded.reasoning_reader(read.state)
+    reader = None if isinstance(prompt, str | TokenIds) else loaded.reasoning_reader(read.state)
     answer = loaded.engine.generate(
         ids, drafter, settings, texts=loaded.texts, should_stop=should_stop, reader=reader
     )
@@ -48,7 +48,7 @@ def reply(
                 event = replace(event, **told)
             elif isinstance(event, Finished):
                 event = _with_plain(loaded, ids, settings, event)
-                if not isinstance(prompt, str):
+                if not isinstance(prompt, str | TokenIds):
                     loaded.said = said_so_far(loaded, read, event)
             yield event
 

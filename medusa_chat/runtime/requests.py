@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Generic, Literal
@@ -25,12 +26,20 @@ from medusa_chat.messages import (
 
 @dataclass(frozen=True)
 class Reply(Request[Event]):
-    """Answer a conversation, or continue a raw text. drops_oldest: whether the oldest messages of a
-    conversation that is too long for the context are left out; else that is refused."""
+    """Answer a conversation, or continue a raw text.
+
+    drops_oldest: whether the oldest messages of a conversation that is too long for the context are
+    left out; else that is refused. continues: whether a last message of the assistant's is
+    continued; else the assistant begins another one. template_options: variables for the chat
+    template. logprobs: log probabilities of each token with so many alternatives; None for none.
+    """
 
     prompt: Prompt
     settings: GenerationSettings
     drops_oldest: bool = False
+    continues: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,9 @@ class Ticket(Generic[V]):
     """One request in a session's queue, and what has come of it. Read from any thread.
 
     trace: what came back so far; only appended to. reading: how much of the prompt is read, while
-    it is. error: why the request failed; said when done
-    is set. has_waited: whether a lost model was loaded before it already. guest: who asks, where
-    the owner does not.
+    it is. error: why the request failed, and cause: by which exception; set before done is.
+    has_waited: whether a lost model was loaded before it already. guest: who asks, where the owner
+    does not.
     first_seconds: from the submission to the first value, waiting included.
     """
 
@@ -100,6 +109,7 @@ class Ticket(Generic[V]):
     reading: Reading | None = None
     state: Literal["waiting", "running", "finished"] = "waiting"
     error: str = ""
+    cause: Exception | None = None
     is_cancelled: bool = False
     has_waited: bool = False
     submitted_at: float = field(default_factory=time.monotonic)

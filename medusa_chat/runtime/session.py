@@ -229,7 +229,7 @@ class JobThread:
                 self._lifecycle.require_ready()
             self._collect(ticket, ticket.request)
         except Exception as error:  # shown on the page: the next ticket still runs
-            ticket.error = _sentence(error)
+            ticket.error, ticket.cause = _sentence(error), error
             if isinstance(error, WorkerGone):
                 if is_reply:
                     self._lifecycle.reset_crashes()  # this answer ended it: the next is another

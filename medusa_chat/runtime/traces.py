@@ -78,7 +78,8 @@ def _require_tree(draft: DraftRecord, path: Sequence[int]) -> None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (Prefilled, Step, Finished, DraftRecord, Stats)):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        names = (f.name for f in fields(value) if f.name != "logprobs")
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

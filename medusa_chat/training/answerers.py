@@ -1,22 +1,19 @@
-"""Answerers: the backbone's own answers to prompts, kept in a file as they come.
+"""Answerers: they decode the backbone's own answers to many prompts at once.
 
 Plain decoding alone: typical acceptance would bias the answers (Medusa, arXiv 2401.10774, 2.3.2).
 """
 
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from medusa_chat import paths
 from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.devices import device_memory, held_bytes
 from medusa_chat.checkpoints.model_sizes import short_length
@@ -33,7 +30,6 @@ from medusa_chat.decoding.kv_cache import layer_shapes
 from medusa_chat.decoding.probe import common_prefix
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.training.data import Example
 from medusa_chat.training.setup import TrainingSetup
 
 BATCH_ROWS, MOST_BATCH_ROWS = 16, 512  # prompts of a batch
@@ -323,94 +319,3 @@ def attached_native(model: Any, context: int) -> NativeStep | None:
         return None
     replace_submodules(copied, packs=False, pack_layer=pack_layer)
     return native_step.attach(Backbone(copied, context), None, native)
-
-
-# ----------------------------------------------------------------------------- the file of answers
-
-
-@dataclass(frozen=True)
-class DistillRecipe:
-    """How prompts are answered. temperatures: one a batch, in turn; 0 is greedy. rows: prompts of a
-    batch."""
-
-    max_new_tokens: int = 96
-    temperatures: tuple[float, ...] = (0.3, 0.0)
-    rows: int = BATCH_ROWS
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer as token ids, with its end token. index: of the prompt. by: the answerer's name."""
-
-    index: int
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    temperature: float
-    by: str
-
-    @property
-    def example(self) -> Example:
-        """The prompt and the answer, whose tokens are the labels."""
-        is_label = (False,) * len(self.prompt_ids) + (True,) * len(self.answer_ids)
-        return Example(self.prompt_ids + self.answer_ids, is_label, f"answer {self.index}")
-
-
-def answer_prompts(
-    answerer: Answerer, prompts: Sequence[Sequence[int]], recipe: DistillRecipe, path: Path
-) -> Iterator[Answer]:
-    """Answer every prompt (token ids); each answer is appended to the JSONL file at `path`.
-
-    Answers that the file holds come first and are not made again: the same prompts and recipe give
-    the same file, interrupted or not. Raises UsageError for the file of other prompts or of another
-    answerer.
-    """
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    batches: list[PromptBatch] = []  # of similar lengths
-    for start in range(0, len(order), recipe.rows):
-        chosen = [prompts[index] for index in order[start : start + recipe.rows]]
-        temperature = recipe.temperatures[len(batches) % len(recipe.temperatures)]
-        batches.append(PromptBatch(chosen, temperature, recipe.seed + len(batches)))
-    kept = _kept(path, order, prompts)
-    yield from kept
-    if len(kept) == len(prompts):
-        return
-    if kept and kept[0].by != answerer.name:
-        raise UsageError(
-            f"{path} was written by {kept[0].by}, and {answerer.name} samples differently: remove "
-            "it, or continue with the version and on the machine that wrote it"
-        )
-    answers = answerer.answer(batches, recipe.max_new_tokens, len(kept))
-    with path.open("a", encoding="utf-8") as file:
-        for place, ids in zip(range(len(kept), len(order)), answers, strict=True):
-            index, temperature = order[place], batches[place // recipe.rows].temperature
-            answer = Answer(index, tuple(prompts[index]), tuple(ids), temperature, answerer.name)
-            file.write(json.dumps(asdict(answer)) + "\n")
-            file.flush()
-            yield answer
-
-
-def read_answers(path: Path) -> Iterator[Answer]:
-    """The answers of a file, up to an incomplete line."""
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            return
-        prompt, answer = tuple(row["prompt_ids"]), tuple(row["answer_ids"])
-        yield Answer(row["index"], prompt, answer, row["temperature"], row["by"])
-
-
-def _kept(path: Path, order: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """The answers in the file, which is cut behind them: the last line is incomplete where the
-    disk was full or the program was killed. order: of the prompts' indices. Raises UsageError."""
-    if not path.exists():
-        return []
-    answers = list(read_answers(path))
-    wanted = [(index, tuple(prompts[index])) for index in order[: len(answers)]]
-    if [(answer.index, answer.prompt_ids) for answer in answers] != wanted:
-        raise UsageError(f"{path} contains the answers to other prompts: remove it")
-    lines = path.read_bytes().splitlines(keepends=True)
-    if lines[len(answers) :]:
-        paths.write_bytes(path, b"".join(lines[: len(answers)]))
-    return answers

@@ -27,17 +27,15 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, ConversationRefused, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.answerers import BatchAnswerer, DistillRecipe, batch_rows, turn_ends
+from medusa_chat.training.answerers import BatchAnswerer, batch_rows, turn_ends
 from medusa_chat.training.checkpoint_writer import renew_figures
 from medusa_chat.training.conversations import Conversation, left_out_line, read_conversations
-from medusa_chat.training.data import Example, encode_prompt
-from medusa_chat.training.distill_conversations import Answered, answer_conversations
+from medusa_chat.training.distill import Answered, DistillRecipe, answer_conversations
 from medusa_chat.training.events import Note, Stage, Written
-from medusa_chat.training.examples import require_template
+from medusa_chat.training.examples import Example, encode_prompt, require_template
 from medusa_chat.training.loss import LMHead, shortlist
 from medusa_chat.training.setup import TrainingSetup, stages_of
-from medusa_chat.training.tree_search import TREE_NODES, AnswerRanks, Calibrated
-from medusa_chat.trees.calibration import CALIBRATION_FILE
+from medusa_chat.trees.calibration import CALIBRATION_FILE, TREE_NODES, AnswerRanks, Calibration
 
 MOST_CONVERSATIONS = 256
 ANSWER_TOKENS = 128
@@ -67,7 +65,7 @@ def calibrate(
     nodes: int,
     output: Path,
     chats: Sequence[Conversation] = (),
-) -> Iterator[Stage | Note | Answered | Calibrated | Measured | Written]:
+) -> Iterator[Stage | Note | Answered | Calibration | Measured | Written]:
     """Measure the heads on greedy answers to the prompts, search the tree of at most `nodes` nodes,
     measure its tokens a step and write `output`, and its figures into the card beside it. chats:
     the user's own, whose questions are answered again beside the data's. Raises MedusaChatError."""
@@ -119,7 +117,9 @@ def _sources(data: Sequence[Path], chats: Sequence[Conversation]) -> str:
     return ", ".join([*(["the user's own chats"] if chats else []), *(path.name for path in data)])
 
 
-def _search(loaded: LoadedModel, answers: Sequence[Greedy], nodes: int, sources: str) -> Calibrated:
+def _search(
+    loaded: LoadedModel, answers: Sequence[Greedy], nodes: int, sources: str
+) -> Calibration:
     """The calibration with the best tree, and with the checkpoint's shortlist, or a first one where
     the answers are enough for it."""
     vocabulary, ranks = loaded.engine.backbone.vocabulary, [answer.ranks for answer in answers]
@@ -127,13 +127,13 @@ def _search(loaded: LoadedModel, answers: Sequence[Greedy], nodes: int, sources:
     if not any(labels):
         raise UsageError("the answers are too short to measure the heads on: give other prompts")
     measured_on = f"{len(answers)} greedy answers of the backbone to {sources}"
-    calibrated = Calibrated.search(accuracies, nodes, measured_on, labels[0], ranks)
+    calibrated = Calibration.search(accuracies, nodes, measured_on, labels[0], ranks)
     kept = loaded.calibration.shortlist if loaded.calibration is not None else ()
     texts = (answer.answer for answer in answers)
     return replace(calibrated, shortlist=kept or shortlist(texts, vocabulary))
 
 
-def _write(calibrated: Calibrated, output: Path) -> Iterator[Written]:
+def _write(calibrated: Calibration, output: Path) -> Iterator[Written]:
     written, card = output, output.with_name("README.md")
     try:
         paths.write_text(output, json.dumps(calibrated.to_json()) + "\n")
@@ -191,7 +191,7 @@ def _answer(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Finished:
 
 
 def _measured(
-    loaded: LoadedModel, calibrated: Calibrated, prompts: list[list[int]]
+    loaded: LoadedModel, calibrated: Calibration, prompts: list[list[int]]
 ) -> tuple[tuple[int, float, float], ...]:
     """(nodes, expected, measured) for every size of the tree at which an answer has a step."""
     sizes: list[tuple[int, float, float]] = []
@@ -218,13 +218,23 @@ def calibrate_heads(
     held_out: Sequence[Example],
     folder: Path,
     listed: Sequence[int] = (),
-) -> Calibrated:
+) -> Generator[Note, None, Calibration]:
     """Measure the heads on greedy answers to the held-out prompts, as decoding uses them, and
     search the tree on these answers. Where the held-out data is plain text or cannot be answered,
-    the examples themselves are measured, and the tree follows from the products of the accuracies
-    (Medusa, arXiv 2401.10774, 2.3.3). The answers are written below `folder`. listed: the tokens
-    that are drafted, where not all are."""
-    answers = _held_out_answers(setup, conversations, held_out, folder / "calibration")
+    a note says so: the examples themselves are measured, and the tree follows from the products of
+    the accuracies (Medusa, arXiv 2401.10774, 2.3.3). The answers are written below `folder`.
+    listed: the tokens that are drafted, where not all are."""
+    places = {example.place for example in held_out}
+    prompts = [one for one in conversations if one.place in places and one.messages]
+    answers, why = list[Example](), "plain text has no prompts"
+    if prompts:
+        try:
+            answers = _greedy_answers(setup, prompts, folder / "calibration")
+            why = "the answers are too short"
+        except UsageError as error:  # a training of hours must not fail for that
+            why = str(error)
+    if not answers:
+        yield Note(f"the heads are measured on held-out rows instead of greedy answers: {why}")
     measured = answers or list(held_out)
     source = "greedy answers of the backbone to held-out prompts" if answers else "held-out rows"
     ranks = [rows for one in measured for rows in ranks_of(setup.model, heads, one, listed)]
@@ -232,35 +242,25 @@ def calibrate_heads(
     is_searched = answers and any(row and row[0] is not None for rows in ranks for row in rows)
     what = f"{len(measured)} {source}"
     searched = ranks if is_searched else []  # else the accuracies give a tree
-    return Calibrated.search(accuracies, TREE_NODES, what, labels[0], searched)
+    return Calibration.search(accuracies, TREE_NODES, what, labels[0], searched)
 
 
-def _held_out_answers(
-    setup: TrainingSetup,
-    conversations: Sequence[Conversation],
-    held_out: Sequence[Example],
-    folder: Path,
+def _greedy_answers(
+    setup: TrainingSetup, prompts: Sequence[Conversation], folder: Path
 ) -> list[Example]:
-    """Greedy answers to the held-out conversations; empty where no prompt fits or the backbone has
-    no end token: a training of hours must not fail for that."""
-    places = {example.place for example in held_out}
-    prompts = [one for one in conversations if one.place in places and one.messages]
+    """Greedy answers to every question. Raises UsageError where no prompt fits or the backbone has
+    no end token."""
     greedy = DistillRecipe(
         max_new_tokens=min(ANSWER_TOKENS, setup.length // 2),
         temperatures=(0.0,),
         rows=batch_rows(setup),
     )
     shutil.rmtree(folder, ignore_errors=True)  # a resumed training may answer in another way
-    try:
-        # they are few and short: not worth laying the model out anew for the C pass
-        answerer = BatchAnswerer(setup.model, turn_ends(setup))
-        events = answer_conversations(
-            answerer, setup.tokenizer, prompts, greedy, setup.length, folder
-        )
-        answered = (event for event in events if isinstance(event, Answered))
-        return [event.example for event in answered if event.example is not None]
-    except UsageError:
-        return []
+    # they are few and short: not worth laying the model out anew for the C pass
+    answerer = BatchAnswerer(setup.model, turn_ends(setup))
+    events = answer_conversations(answerer, setup.tokenizer, prompts, greedy, setup.length, folder)
+    answered = (event for event in events if isinstance(event, Answered))
+    return [event.example for event in answered if event.example is not None]
 
 
 # ------------------------------------------------------------------------------ ranks of tokens

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.adapters import merge_adapter
-from medusa_chat.checkpoints.head_tensors import tensors_of
+from medusa_chat.checkpoints.head_weights import tensors_of
 from medusa_chat.checkpoints.locate import CALIBRATION_FILE, HEADS_FILE
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.training.setup import Base, TrainingSetup
-from medusa_chat.training.tree_search import Calibrated
+from medusa_chat.trees.calibration import Calibration
 
 FIGURES = re.compile(  # of a card, as `_figures` writes them
     r"^Measured on .*\n\r?\n\| head \| top-1 \| top-5 \|\r?\n(\|.*\n)+\r?\n"
@@ -42,7 +42,7 @@ def write_checkpoint(
     request: TrainRequest,
     setup: TrainingSetup,
     heads: MedusaHeads,
-    calibrated: Calibrated,
+    calibrated: Calibration,
     adapter: Adapter,
 ) -> int:
     """Write the output of the request, whole or not at all -> its bytes. The heads' matrices
@@ -92,7 +92,7 @@ def _write_merged(
     file.with_name("adapter_config.json").unlink()
 
 
-def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibrated) -> None:
+def write_heads(folder: Path, heads: MedusaHeads, calibrated: Calibration) -> None:
     """Write the heads in their own dtype, named as `tensors_of` has them, and their calibration."""
     save_file(tensors_of(heads.to("cpu")), folder / HEADS_FILE)
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibrated.to_json()) + "\n", "utf-8")
@@ -134,7 +134,7 @@ def _write_adapter(folder: Path, adapter: Adapter, recipe: Recipe, base: str) ->
 # ---------------------------------------------------------------------------------- the model card
 
 
-def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Calibrated) -> str:
+def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Calibration) -> str:
     """README.md of a checkpoint. data: the names of the files."""
     front = ["---", "library_name: medusa-chat", "tags: [medusa, speculative-decoding]"]
     if base.folder is None:
@@ -165,7 +165,7 @@ def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Cali
     )
 
 
-def renew_figures(card: Path, calibrated: Calibrated) -> bool:
+def renew_figures(card: Path, calibrated: Calibration) -> bool:
     """Put a new calibration's figures in place of those that `model_card` wrote -> whether they
     are there; all else of the card stays. Raises OSError."""
     try:
@@ -182,7 +182,7 @@ def renew_figures(card: Path, calibrated: Calibrated) -> bool:
     return count > 0
 
 
-def _figures(calibrated: Calibrated) -> str:
+def _figures(calibrated: Calibration) -> str:
     promised = ", ".join(f"{tokens:.2f} with {n}" for n, tokens in calibrated.expected.items())
     return "\n".join(
         [

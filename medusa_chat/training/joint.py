@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.data import Batch, Example, collate
 from medusa_chat.training.events import Evaluated, TrainStep
+from medusa_chat.training.examples import Batch, Example, collate
 from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
-from medusa_chat.training.data import Batch, Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated, HiddenStates, TopShares
+from medusa_chat.training.examples import Batch, Example, collate, group_by_length
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe
 

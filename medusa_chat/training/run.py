@@ -21,11 +21,9 @@ from medusa_chat.errors import MedusaChatError, OutOfMemoryError, UsageError
 from medusa_chat.training.calibration import calibrate_heads
 from medusa_chat.training.checkpoint_writer import Adapter, write_checkpoint
 from medusa_chat.training.conversations import Conversation, read_conversations
-from medusa_chat.training.data import Example
-from medusa_chat.training.distill import distill, keep_answers
-from medusa_chat.training.distill_conversations import Answered
-from medusa_chat.training.events import Evaluated, HiddenStates, Stage, TrainStep, Written
-from medusa_chat.training.examples import encode_all, require_template, split
+from medusa_chat.training.distill import Answered, distill, keep_answers
+from medusa_chat.training.events import Evaluated, HiddenStates, Note, Stage, TrainStep, Written
+from medusa_chat.training.examples import Example, encode_all, require_template, split
 from medusa_chat.training.joint import train_jointly
 from medusa_chat.training.lora import adapter_tensors, add_adapter
 from medusa_chat.training.loss import shortlist
@@ -33,11 +31,13 @@ from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import Plan, TrainingSetup, plan, prepare_setup, resolved
 from medusa_chat.training.trainer import new_heads, train_heads
-from medusa_chat.training.tree_search import Calibrated
+from medusa_chat.trees.calibration import Calibration
 
 REQUEST = "request.json"
 LOCK = "lock"
-Event = Stage | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibrated | Written
+Event = (
+    Stage | Note | Plan | Answered | HiddenStates | TrainStep | Evaluated | Calibration | Written
+)
 
 
 def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
@@ -76,14 +76,7 @@ def _read(paths: Sequence[Path], prompts: bool, notes: list[str]) -> list[Conver
 def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> Sequence[Example]:
     """The conversations as they stand in the data."""
     encoded = encode_all(setup.tokenizer, conversations, setup.length, setup.vocabulary)
-    setup.notes += [encoded.note] if encoded.note else []
-    if encoded.cut:
-        setup.notes.append(f"{encoded.cut} rows are cut to {setup.length} tokens")
-    if encoded.left_out:
-        setup.notes.append(
-            f"{encoded.left_out} rows are skipped: no answer of two tokens begins within "
-            f"{setup.length}"
-        )
+    setup.notes += encoded.notes
     return encoded.examples
 
 
@@ -126,10 +119,10 @@ def _train(
     if not group.is_first:
         return
     yield Stage("calibration")
-    calibrated = calibrate_heads(setup, heads, conversations, held_out, folder, tokens)
-    calibrated = replace(calibrated, shortlist=tokens)
-    yield calibrated
-    size = write_checkpoint(request, setup, heads, calibrated, adapter)
+    measured = yield from calibrate_heads(setup, heads, conversations, held_out, folder, tokens)
+    calibration = replace(measured, shortlist=tokens)
+    yield calibration
+    size = write_checkpoint(request, setup, heads, calibration, adapter)
     answers = keep_answers(folder, request.output)
     shutil.rmtree(folder, ignore_errors=True)
     yield Written(str(request.output), size, "" if answers is None else str(answers))

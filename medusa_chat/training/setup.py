@@ -21,8 +21,8 @@ from medusa_chat.decoding.families import needs_eager
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.training.data import Example, group_by_length
 from medusa_chat.training.events import Stage
+from medusa_chat.training.examples import Example, group_by_length
 from medusa_chat.training.lora import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE, ShortVocabulary
 from medusa_chat.training.process_group import ProcessGroup

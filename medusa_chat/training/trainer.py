@@ -17,8 +17,8 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.devices import has_fast_bf16
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
-from medusa_chat.training.data import Example, collate, group_by_length
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
+from medusa_chat.training.examples import Example, collate, group_by_length
 from medusa_chat.training.lora import adapter_tensors, load_adapter
 from medusa_chat.training.loss import (
     HeadInputs,

@@ -94,7 +94,7 @@ def tree_facts(
         is_calibrated=calibration is not None,
         measured_on=calibration.measured_on if calibration else "",
         positions=calibration.positions if calibration else 0,
-        rates=calibration.rates if calibration else (),
+        rates=tuple(calibration.rates.items()) if calibration else (),
         sizes=costs.sizes if costs else (),
         lengths=costs.lengths if costs else (),
         seconds=costs.seconds if costs else (),

@@ -1,4 +1,4 @@
-"""presets/* and the user's own files -> Tree. Every refusal is one line; torch is not needed."""
+"""Trees by name or from a JSON file, and the published accuracies of heads. Needs no torch."""
 
 import json
 from collections.abc import Sequence
@@ -15,36 +15,35 @@ RANKS = 10  # of each head of `published_accuracies`
 
 
 def tree_names() -> tuple[str, ...]:
-    """Names of the trees that ship with the program, sorted; "auto" is none of them."""
+    """Names of the trees in presets/, sorted; without "auto"."""
     return tuple(sorted(file.stem for file in paths.preset("trees").glob("*.json")))
 
 
 def load_tree(name: str, nodes: int | None = None) -> Tree:
-    """The tree of a preset or a JSON file, cut to its first `nodes` nodes (the root counted).
+    """The tree of a preset or a JSON file, cut to its first `nodes` nodes, including the root.
 
-    A file holds {"choices": [...]} or its bare list, as the reference writes `medusa_choices`.
-    Raises UsageError, also when the tree has fewer nodes than asked for.
+    A file has {"choices": [...]} or only the list, like `medusa_choices` of the reference. Raises
+    UsageError, also if the tree has fewer nodes.
     """
     tree = _read_tree(_tree_file(name))
     if nodes is None:
         return tree
     if not 1 <= nodes <= len(tree):
         raise UsageError(
-            f"nodes is {nodes}: tree {name} allows 1 to {len(tree)} nodes, root included"
+            f"nodes is {nodes}: tree {name} allows 1 to {len(tree)} nodes, including the root"
         )
     return tree.head(nodes)
 
 
 def published_accuracies() -> tuple[tuple[float, ...], ...]:
-    """How often each rank of each head was right for the first published heads: what is taken
-    for heads that nobody has measured. [k][i] as in a calibration."""
+    """Accuracy of each rank of each head of the first published heads, the default for heads
+    without a calibration. [k][i] as in a calibration."""
     values = _read_json(paths.preset("head_accuracy.json"))
     return tuple(tuple(_each_rank(curve)) for curve in values["cumulative"])
 
 
 def _each_rank(curve: Sequence[float]) -> list[float]:
-    """Accuracies of the first ranks alone, from cumulative ones. Beyond the published ranks each
-    is smaller than the one before by the last published ratio."""
+    """Accuracies of single ranks from cumulative ones, extrapolated by the last ratio."""
     alone = [b - a for a, b in zip((0.0, *curve), curve, strict=False)]
     ratio = alone[-1] / alone[-2]
     while len(alone) < RANKS:
@@ -62,7 +61,7 @@ def _tree_file(name: str) -> Path:
 
 
 def _is_file(name: str) -> bool:
-    """Path.is_file, and False for a name that no file can have (null bytes, too long)."""
+    """Path.is_file, but False for invalid names (null bytes, too long)."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):
@@ -86,21 +85,21 @@ def _read_json(file: Path) -> Any:
     except OSError as error:
         raise UsageError(error.strerror or "cannot be read") from None
     except (ValueError, RecursionError):  # also not UTF-8, numbers of 5000 digits
-        raise UsageError("it is not JSON") from None
+        raise UsageError("not JSON") from None
 
 
 def _tree(value: Any) -> Tree:
     choices = value.get("choices") if isinstance(value, dict) else value
     if not isinstance(choices, list) or not all(map(_is_ranks, choices)):
         raise UsageError(
-            'give {"choices": [[0], [1], [0, 0]]} or its bare list, with ranks from 0 to '
+            'give {"choices": [[0], [1], [0, 0]]} or only the list, with ranks from 0 to '
             f"{MAX_NODES - 1}"
         )
     return Tree.from_choices(choices)
 
 
 def _is_ranks(value: Any) -> bool:
-    """Whether a JSON value is a list of ranks that some tree could have."""
+    """Whether a JSON value is a list of valid ranks."""
     return isinstance(value, list) and all(
         type(rank) is int and 0 <= rank < MAX_NODES for rank in value
     )

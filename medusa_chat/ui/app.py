@@ -13,8 +13,10 @@ import gradio as gr
 from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 
+from medusa_chat.hosts import EVERYWHERE, Hosts, addresses, check_host, is_local, own_names
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
+from medusa_chat.server.app import Api, ApiOptions, require_key
 from medusa_chat.ui import ports
 from medusa_chat.ui.access import faults, notices
 from medusa_chat.ui.access.connections import bound
@@ -40,7 +42,8 @@ QUEUE_SECONDS = 0.02  # between two looks into Gradio's queue
 class PageOptions:
     """How the page is opened. trees: names of tree presets offered beside "auto". port: None is
     the first free one. root_path: a path or a whole address, where a proxy in front has it.
-    history: where conversations are kept, None for nowhere."""
+    history: where conversations are kept, None for nowhere. api: offered
+    under /v1, None for not."""
 
     trees: Sequence[str] = ()
     host: str = "127.0.0.1"
@@ -50,12 +53,13 @@ class PageOptions:
     open_browser: bool = False
     root_path: str = ""
     history: History | None = None
+    api: ApiOptions | None = None
 
 
 @dataclass(frozen=True)
 class Page:
     """An open page. auth: what opens it from elsewhere than its own machine, None if nothing.
-    others: its ports.addresses for other machines, where it listens on all."""
+    others: its addresses for other machines, where it listens on all."""
 
     blocks: gr.Blocks
     url: str
@@ -63,6 +67,7 @@ class Page:
     share: Share
     guests: GuestServer
     others: Sequence[str] = ()
+    has_api: bool = False
 
     def close(self) -> None:
         """End the link and the server; the session stays with its owner."""
@@ -105,7 +110,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     host, behind = options.host.strip("[]"), options.root_path
     behind = behind if not behind or "://" in behind else f"/{behind.lstrip('/')}"
     options, root = replace(options, root_path=behind), urlsplit(behind)
-    ports.check_host(host)
+    check_host(host)
     faults.quiet_faults()
     notices.carry_notices()
     auth = ports.login_for(host, options.auth)
@@ -114,9 +119,16 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     blocks, controller = build_app(session, options.trees, share, options.history)
     # Gradio looks 1,000 times a second into its queue, 5 % of a core; nothing is queued.
     blocks._queue.sleep_when_free = QUEUE_SECONDS
-    hosts, origins = [host, *ports.own_names(host)], [root.netloc] if root.netloc else []
-    is_open = host in ports.EVERYWHERE
-    guard = Middleware(Guard, hosts=hosts, allow_addresses=is_open, origins=origins)
+    hosts, origins = [host, *own_names(host)], [root.netloc] if root.netloc else []
+    is_open = host in EVERYWHERE
+    api = None
+    if options.api is not None:
+        require_key(host, options.api, has_login=auth is not None)
+        names = Hosts([*hosts, root.hostname or ""], allows_addresses=is_open)
+        api = Api(session, names, options.api)
+    guard = Middleware(
+        Guard, hosts=hosts, allow_addresses=is_open, origins=origins, api=api, prefix=root.path
+    )
     once = Middleware(Once, program=blocks.app_id, share=share)
     live = Middleware(Live, updates_of=controller.updates_of)
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
@@ -136,9 +148,9 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         yield
 
     url = _serve(blocks, options, host, auth, {"middleware": layers, "lifespan": lifespan})
-    others = ports.addresses(host, urlsplit(url).port)
+    others = addresses(host, urlsplit(url).port)
     url = options.root_path if root.netloc else url.replace("[::]", "[::1]")
-    return Page(blocks, url, auth, share, guests, others)
+    return Page(blocks, url, auth, share, guests, others, api is not None)
 
 
 def _without_cors(app: Any) -> None:
@@ -172,7 +184,7 @@ def _serve(
             **looks(),
             **_refusals(),
         )
-    if not ports.is_local(host):
+    if not is_local(host):
         bound(blocks.server.config)
     return url
 
@@ -181,6 +193,7 @@ def greeting(page: Page, *, was_generated: bool) -> list[str]:
     """The lines a user must see once the page is open."""
     lines = [f"medusa-chat is open at {page.url} (Ctrl-C ends it)"]
     lines += [f"for other machines: {url}" for url in page.others]
+    lines += [f"for other programs: {page.url}v1 (OpenAI's API)"] if page.has_api else []
     if page.auth and was_generated:
         lines.append(f"user {page.auth[0]}, password {page.auth[1]}")
     return lines

@@ -23,7 +23,7 @@ from support.loading import answer, loaded
 from support.pickles import pickles_here  # noqa: F401
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
+from medusa_chat.checkpoints.head_weights import heads_of, tensors_of
 from medusa_chat.checkpoints.inspection import inspect, open_anywhere
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder

@@ -20,11 +20,10 @@ from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.adapters import merge_adapter
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.layouts.text_part import DEFAULTS, text_part
-from medusa_chat.checkpoints.lm_head import read_lm_head
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.native_build import PLACE, compiler
-from medusa_chat.checkpoints.weights import read_config, read_model
+from medusa_chat.checkpoints.weights import read_config, read_lm_head, read_model
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.decoding.heads import MedusaHeads

@@ -7,6 +7,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.tokenizers import byte_fallback_tokenizer, byte_tokenizer
 
+from medusa_chat.checkpoints import tokenizer_trial
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.cli.main import main
@@ -67,8 +68,16 @@ def test_one_that_takes_for_ever_is_stopped(tmp_path):
     """By the cube of a text's length, which the library's own limit for a match does not find."""
     slow = split_by(r"(?:\w*\w*)[\x{4e00}-\x{9fff}]\d")
     (tmp_path / "tokenizer.json").write_text(json.dumps(BYTES | slow))
-    with pytest.raises(ModelError, match="takes too long or ends the process at 2048 times"):
+    with pytest.raises(ModelError, match="takes too long at 2048 times"):
         TokenizerTrial(tmp_path).refuse()
+
+
+def test_a_machine_too_busy_to_tell_is_not_called_a_malicious_tokenizer(tmp_path, monkeypatch):
+    byte_fallback_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(tokenizer_trial, "PATIENCE", 0.01)
+    with pytest.raises(ModelError, match="not checked within .* when the machine is less") as error:
+        TokenizerTrial(tmp_path).refuse()
+    assert "malicious" not in str(error.value)
 
 
 def test_both_load_and_inspect_refuse_it(tmp_path, capsys):

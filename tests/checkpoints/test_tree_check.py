@@ -13,9 +13,13 @@ from support.native_engines import lay_out, made_native
 from support.quantised import opened
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import known_checks, load, tree_check
-from medusa_chat.checkpoints.reference import _weights, reference_logits
-from medusa_chat.checkpoints.tree_check import check_plain_steps, check_tree_step
+from medusa_chat.checkpoints import tree_check
+from medusa_chat.checkpoints.tree_check import (
+    _weights,
+    check_plain_steps,
+    check_tree_step,
+    reference_logits,
+)
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.replacements import PackedLinear, replace_submodules
@@ -180,14 +184,14 @@ def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatc
     """Again where the files or the precision are others, or what was kept is damaged."""
     calls = []
     right = tree_check.check_plain_steps
-    monkeypatch.setattr(load, "check_plain_steps", lambda b: calls.append(b) or right(b))
+    monkeypatch.setattr(tree_check, "check_plain_steps", lambda b: calls.append(b) or right(b))
     folder = write_checkpoint(tmp_path / "model")
     first = opened(folder, "fp32")[1].info.notes
     assert opened(folder, "fp32")[1].info.notes == first and len(calls) == 1
-    (kept,) = (paths.cache_dir() / known_checks.FOLDER).iterdir()
+    (kept,) = (paths.cache_dir() / tree_check.FOLDER).iterdir()
     for damage in ("", "[]", "{}", json.dumps({"difference": "small"}), '{"difference": NaN}'):
         kept.write_text(damage)
-        assert known_checks.read(kept) is None
+        assert tree_check._read_known(kept) is None
     opened(folder, "fp32")
     assert len(calls) == 2
     opened(folder, "bf16")
@@ -201,4 +205,4 @@ def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatc
 def test_a_check_that_cannot_be_kept_costs_only_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert "at each load" in known_checks.write(blocked / "checks" / "one.json", 0.01)
+    assert "at each load" in tree_check._keep_known(blocked / "checks" / "one.json", 0.01)

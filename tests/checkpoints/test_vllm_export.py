@@ -26,14 +26,12 @@ from support.loading import answer, loaded
 from support.pickles import pickles_here  # noqa: F401
 
 from medusa_chat.checkpoints import vllm_export
-from medusa_chat.checkpoints.head_tensors import tensors_of
+from medusa_chat.checkpoints.head_weights import tensors_of
 from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.lm_head import read_lm_head
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.vllm_export import export_vllm
-from medusa_chat.checkpoints.vllm_heads import VllmHeads, vllm_names
-from medusa_chat.checkpoints.weights import read_config
+from medusa_chat.checkpoints.vllm_export import VllmHeads, export_vllm, vllm_names
+from medusa_chat.checkpoints.weights import read_config, read_lm_head
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError

@@ -7,7 +7,7 @@ import pytest
 
 from medusa_chat.cli import terminal, training
 from medusa_chat.cli.training import LINE_SECONDS, RECENT, TrainingView, calibrated_lines
-from medusa_chat.training.distill_conversations import Answered
+from medusa_chat.training.distill import Answered
 from medusa_chat.training.events import Stage, TrainStep
 
 

@@ -8,7 +8,7 @@ from support.graphs import both_ways, settings_of
 from support.native_engines import lay_out, made_native
 from support.shortlists import LISTED
 
-from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
+from medusa_chat.checkpoints.head_weights import heads_of, tensors_of
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.settings import GenerationSettings

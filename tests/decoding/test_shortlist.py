@@ -11,7 +11,7 @@ from support.graphs import both_ways, settings_of
 from support.native_engines import lay_out, made_native
 from support.shortlists import LISTED, shortened
 
-from medusa_chat.checkpoints.head_tensors import heads_of, tensors_of
+from medusa_chat.checkpoints.head_weights import heads_of, tensors_of
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.events import Step
@@ -23,7 +23,6 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
 from medusa_chat.training.calibration import Greedy, _search
 from medusa_chat.training.loss import shortlist
-from medusa_chat.training.tree_search import Calibrated
 from medusa_chat.trees.calibration import Calibration
 from medusa_chat.trees.shapes import cartesian
 
@@ -219,6 +218,6 @@ def test_calibrate_keeps_a_shortlist_or_makes_the_first_one(kept):
 
 
 def test_train_writes_it():
-    calibrated = Calibrated(((0.5,),), ((0,),), "here", 1, shortlist=(3, 7))
+    calibrated = Calibration(((0.5,),), ((0,),), "here", 1, shortlist=(3, 7))
     assert calibrated.to_json()["shortlist"] == (3, 7)
-    assert "shortlist" not in Calibrated(((0.5,),), ((0,),), "here", 1).to_json()
+    assert "shortlist" not in Calibration(((0.5,),), ((0,),), "here", 1).to_json()

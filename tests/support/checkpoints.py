@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from medusa_chat.checkpoints.head_tensors import tensors_of
+from medusa_chat.checkpoints.head_weights import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from support.families import tiny
 from support.tokenizers import byte_tokenizer

@@ -2,11 +2,10 @@
 
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.runtime.step_profiler import SIZES
-from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.trees.expected_length import expected_lengths, likeliest
 
 ACCURACIES = ((0.6, 0.15, 0.1, 0.05), (0.5, 0.15, 0.1, 0.05), (0.4, 0.15, 0.1, 0.05))
-TREE = search_tree(ACCURACIES, 64)
+TREE = likeliest(ACCURACIES, 64)
 EXPECTED = expected_lengths(TREE, ACCURACIES)
 
 

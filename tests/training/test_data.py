@@ -19,13 +19,14 @@ from medusa_chat.errors import UsageError
 from medusa_chat.hub import HubError
 from medusa_chat.hub.dataset import chosen_files, dataset_files
 from medusa_chat.training.conversations import Conversation, read_conversations
-from medusa_chat.training.data import (
+from medusa_chat.training.examples import (
     Example,
     collate,
     encode,
+    encode_all,
     encode_prompt,
+    split,
 )
-from medusa_chat.training.examples import encode_all, split
 
 
 def conversations_in(path: Path, prompts: bool = False) -> tuple[Conversation, ...]:
@@ -106,11 +107,41 @@ def test_an_answer_may_begin_with_a_blank_line(answer: str) -> None:
     tokenizer = line_tokenizer()
     turns = [("user", "hi"), ("assistant", answer), ("user", "so"), ("assistant", "no")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    ids, is_label = encode(tokenizer, messages)
-    labels = [token for token, is_one in zip(ids, is_label, strict=True) if is_one]
-    assert tokenizer.decode(labels) == f"{answer}<|im_end|>no<|im_end|>"
-    prompt = encode_prompt(tokenizer, messages[:1])
-    assert ids[: len(prompt)] == prompt and is_label.index(True) == len(prompt)
+    example = encode(tokenizer, messages)
+    assert tokenizer.decode(example.labels) == f"{answer}<|im_end|>no<|im_end|>"
+    prompt = tuple(encode_prompt(tokenizer, messages[:1]))
+    assert example.ids[: len(prompt)] == prompt and example.is_label.index(True) == len(prompt)
+
+
+# As Qwen3's: only an answer that nothing follows shows that there was no reasoning.
+REASONS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_where_the_template_rewrites_earlier_answers_each_is_an_example(tmp_path: Path) -> None:
+    """Most conversations of several turns were left out."""
+    tokenizer = line_tokenizer()
+    tokenizer.chat_template = REASONS
+    turns = [("user", "hi"), ("assistant", "yes"), ("user", "so"), ("assistant", "no")]
+    rows = [{"messages": [{"role": r, "content": text} for r, text in turns]}, {"text": "as is"}]
+    data = conversations_in(write_rows(tmp_path / "d.jsonl", rows))
+    encoded = encode_all(tokenizer, data, 999, 999)
+    first, second, _ = encoded.examples
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    thought = "<think>\n\n</think>\n\n"
+    assert tokenizer.decode(first.ids) == f"{prompt}{thought}yes<|im_end|>\n"
+    assert tokenizer.decode(first.labels) == f"{thought}yes<|im_end|>"
+    later = "yes<|im_end|>\n<|im_start|>user\nso<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(second.ids) == f"{prompt}{later}{thought}no<|im_end|>\n"
+    assert tokenizer.decode(second.labels) == f"{thought}no<|im_end|>"
+    (note,) = encoded.notes
+    assert note.startswith("1 rows give an example for each answer")
+    training, held_out = split(encoded.examples, 0)
+    assert not {e.place for e in training} & {e.place for e in held_out}
 
 
 def test_a_conversation_may_begin_with_the_assistant(tmp_path: Path) -> None:
@@ -237,8 +268,9 @@ def test_a_row_that_the_template_refuses_is_left_out_and_said(tmp_path: Path) ->
     found = conversations_in(write_rows(tmp_path / "d.jsonl", rows))
     encoded = encode_all(tokenizer, found, 64, 99)
     assert [example.place[-2:] for example in encoded.examples] == [":1", ":3"]
-    assert encoded.note.startswith("1 of 3 conversations left out; the first: ")
-    assert "d.jsonl:2: the chat template refuses this conversation: no j" in encoded.note
+    (note,) = encoded.notes
+    assert note.startswith("1 of 3 conversations left out; the first: ")
+    assert "d.jsonl:2: the chat template refuses this conversation: no j" in note
     with pytest.raises(UsageError, match=r"d\.jsonl:2: the chat template refuses.*no j"):
         encode_all(tokenizer, found[1:2], 64, 99)
 
@@ -247,8 +279,9 @@ def test_long_row_is_cut_and_a_row_without_answer_in_reach_is_left_out(tmp_path:
     rows = conversations(2)
     rows[1]["messages"][0]["content"] = LETTERS * 3
     found = encoded(rows, tmp_path, length=30)
-    assert (len(found.examples), found.cut, found.left_out) == (1, 2, 1)
-    assert len(found.examples[0].ids) == 30
+    assert [len(example.ids) for example in found.examples] == [30]
+    cut, skipped = found.notes
+    assert cut == "2 rows are cut to 30 tokens" and skipped.startswith("1 rows are skipped: ")
 
 
 def test_data_without_any_answer_in_reach_is_refused(tmp_path: Path) -> None:
@@ -278,7 +311,7 @@ def test_plain_text_is_learnt_in_parts_and_whole(tmp_path: Path) -> None:
     file.write_text(LETTERS * 4, "utf-8")
     found = encode_all(letter_tokenizer(None), conversations_in(file), 20, 99)
     assert [len(e.ids) for e in found.examples] == [20, 20, 20, 4]
-    assert all(all(e.is_label) for e in found.examples) and not found.cut
+    assert all(all(e.is_label) for e in found.examples) and not found.notes
     assert len({e.place for e in found.examples}) == 4
     learnt, held_out = split(found.examples, 0)
     assert len(held_out) == 1 and not set(held_out) & set(learnt), "of one text too"

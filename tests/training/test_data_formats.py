@@ -80,7 +80,7 @@ def test_of_calls_of_tools_the_text_is_read_and_the_rest_is_counted(tmp_path: Pa
         [ASKED, ANSWERED, "b", "c"],
     ]
     assert read.notes == (
-        "messages of tools.jsonl that are no text are left out: 2 of tool, 2 of assistant, "
+        "messages of tools.jsonl without text are left out: 2 of tool, 2 of assistant, "
         "1 of function_call, 1 of observation, 1 of user",
     )
 
@@ -140,7 +140,7 @@ def test_an_answer_to_a_picture_in_an_export_is_none_to_what_was_asked_before(
     read = read_conversations(write_rows(tmp_path / "d.jsonl", [{"mapping": nodes}]))
     assert [one["content"] for one in read.conversations[0].messages] == [ASKED, ANSWERED, "b", "c"]
     assert read.notes == (
-        "messages of d.jsonl that are no text are left out: 2 of tools, pictures or hidden",
+        "messages of d.jsonl without text are left out: 2 of tools, pictures or hidden",
     )
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from medusa_chat.training.gpu_step import PRECISIONS, step_seconds
-from medusa_chat.training.hardware import GPUS, SHAPES, layer_seconds
+from medusa_chat.training.hardware import GPUS, PRECISIONS, SHAPES, layer_seconds, step_seconds
 
 SEVEN = SHAPES[0]
 NAMES = {gpu.name: gpu for gpu in GPUS}
@@ -56,6 +55,6 @@ def test_64_nodes_in_fp16_cost_little_more_than_a_plain_step() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, medusa_chat.training.gpu_step; print('torch' in sys.modules)"
+    code = "import sys, medusa_chat.training.hardware; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -8,9 +8,10 @@ import torch
 from support.training_models import CONTEXT, write_backbone
 
 from medusa_chat.errors import UsageError
-from medusa_chat.training import distill_conversations
-from medusa_chat.training.answerers import BatchAnswerer, DistillRecipe
+from medusa_chat.training import distill
+from medusa_chat.training.answerers import BatchAnswerer
 from medusa_chat.training.conversations import Conversation
+from medusa_chat.training.distill import DistillRecipe
 from medusa_chat.training.recipe import Recipe
 
 END, USER, A = 1, 3, 5
@@ -30,7 +31,7 @@ def world(tmp_path, monkeypatch):
         head[END] = 8 * table[D]  # "d" ends a turn
         head[E] = 0
         head[B] += 8 * table[USER]  # and "b" begins the user's
-    monkeypatch.setattr(distill_conversations, "QUESTION_TEMPERATURE", 0.0)
+    monkeypatch.setattr(distill, "QUESTION_TEMPERATURE", 0.0)
     return BatchAnswerer(model, [END]), AutoTokenizer.from_pretrained(folder)
 
 
@@ -40,9 +41,7 @@ def conversation(*asked):
 
 def talk(world, found, folder, questions=0, recipe=QUICK):
     """The events of an answer to each question, and of `questions` more."""
-    return distill_conversations.answer_conversations(
-        *world, found, recipe, CONTEXT, folder, questions
-    )
+    return distill.answer_conversations(*world, found, recipe, CONTEXT, folder, questions)
 
 
 def test_it_goes_on_with_questions_of_its_own(world, tmp_path):
@@ -65,7 +64,7 @@ def test_without_it_nothing_more_is_asked(world, tmp_path):
 
 
 def test_a_question_without_an_end_ends_the_talk(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(distill_conversations, "QUESTION_TOKENS", 2)  # "bc" is all it can say
+    monkeypatch.setattr(distill, "QUESTION_TOKENS", 2)  # "bc" is all it can say
     assert len(list(talk(world, [conversation("ab")], tmp_path / "t", 3))) == 1
 
 

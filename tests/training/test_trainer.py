@@ -18,24 +18,17 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
-from medusa_chat.training.answerers import (
-    BatchAnswerer,
-    DistillRecipe,
-    PromptBatch,
-    answer_prompts,
-    batch_rows,
-    fastest_answerer,
-    read_answers,
-)
+from medusa_chat.training.answerers import BatchAnswerer, PromptBatch, batch_rows, fastest_answerer
 from medusa_chat.training.calibration import RANKS, accuracies_of, ranks_after, ranks_of
 from medusa_chat.training.conversations import read_conversations
-from medusa_chat.training.data import (
+from medusa_chat.training.distill import DistillRecipe, answer_prompts, read_answers
+from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
+from medusa_chat.training.examples import (
     Example,
     collate,
     encode,
     group_by_length,
 )
-from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
 from medusa_chat.training.loss import (
     IGNORED,
     HeadInputs,
@@ -46,7 +39,7 @@ from medusa_chat.training.loss import (
 )
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.trainer import new_heads, share_of_peak, train_heads, write_state
-from medusa_chat.training.tree_search import Calibrated, search_tree
+from medusa_chat.trees.calibration import Calibration, likeliest
 from medusa_chat.trees.expected_length import expected_lengths, node_value
 
 END = 1
@@ -133,10 +126,7 @@ def test_template_that_rewrites_earlier_turns_is_refused():
 
 
 def test_template_without_generation_prompt_never_labels_the_user():
-    ids, is_label = encode(make_tokenizer(PLAIN), TALK)
-    labelled = make_tokenizer().convert_ids_to_tokens(
-        [token for token, chosen in zip(ids, is_label, strict=True) if chosen]
-    )
+    labelled = make_tokenizer().convert_ids_to_tokens(encode(make_tokenizer(PLAIN), TALK).labels)
     assert not {"a", "b", "f", "<user>"} & set(labelled)
 
 
@@ -407,7 +397,7 @@ def test_greedy_answers_are_those_of_generate_one_by_one(tmp_path, who):
         plain = model.generate(ids, do_sample=False, max_new_tokens=12, eos_token_id=END)
         assert list(answer.answer_ids) == plain[0, ids.shape[1] :].tolist()
         assert END not in answer.answer_ids[:-1]
-        assert sum(answer.example.is_label) == len(answer.answer_ids)
+        assert sum(answer.example("here").is_label) == len(answer.answer_ids)
 
 
 def test_interrupted_answers_go_on_where_they_were(tmp_path, who):
@@ -603,7 +593,7 @@ def test_ranks_are_those_of_the_tokens_that_are_drafted():
 
 def test_accuracies_that_rounding_sums_to_more_than_one_give_a_tree():
     row = [0.50001, 0.25001, 0.25]
-    assert len(Calibrated.search([row], 4, "everything", 9).choices) == 3
+    assert len(Calibration.search([row], 4, "everything", 9).choices) == 3
 
 
 # ----------------------------------------------------------------------------- tree search
@@ -618,11 +608,11 @@ def test_node_is_worth_the_product_along_its_path():
 
 
 def test_searched_trees_are_nested_in_order_of_worth():
-    whole = search_tree(TABLE, 30)
+    whole = likeliest(TABLE, 30)
     worth = [node_value(choice, TABLE) for choice in whole.choices]
     assert worth == sorted(worth, reverse=True) and len(whole) == 30
     for nodes in range(1, 31):
-        assert search_tree(TABLE, nodes) == whole.head(nodes)
+        assert likeliest(TABLE, nodes) == whole.head(nodes)
 
 
 @pytest.mark.parametrize("table", [[[0.5, 0.4], [0.7, 0.2]], [[0.3, 0.6], [0.1, 0.8], [0.9, 0.0]]])
@@ -638,20 +628,12 @@ def test_searched_tree_is_as_good_as_the_best_of_all(table):
             for chosen in itertools.combinations(places, nodes - 1)
             if all(choice[:-1] in {(), *chosen} for choice in chosen)
         )
-        assert expected_lengths(search_tree(table, nodes), table)[-1] == pytest.approx(best)
+        assert expected_lengths(likeliest(table, nodes), table)[-1] == pytest.approx(best)
 
 
 def test_nodes_worth_nothing_are_left_out():
-    assert len(search_tree([[0.5, 0.0], [0.0, 0.0]], 64)) == 2
-    assert len(search_tree([], 64)) == 1
-
-
-@pytest.mark.parametrize("table", [[[1.2]], [[-0.1]], [[float("nan")]], [[0.6, 0.6]]])
-def test_table_that_is_no_table_of_shares_is_refused(table):
-    with pytest.raises(UsageError, match="head 0"):
-        search_tree(table, 8)
-    with pytest.raises(UsageError, match="nodes is 0"):
-        search_tree(TABLE, 0)
+    assert len(likeliest([[0.5, 0.0], [0.0, 0.0]], 64)) == 2
+    assert len(likeliest([], 64)) == 1
 
 
 def test_tree_deeper_than_the_table_is_refused():

@@ -11,11 +11,12 @@ import httpx
 import pytest
 from support.scripted import ScriptedRunner
 
+from medusa_chat.hosts import addresses, own_names
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.login_limit import LoginLimit, Throttle
 from medusa_chat.ui.app import PageOptions, open_page
-from medusa_chat.ui.ports import addresses, login_for, own_names
+from medusa_chat.ui.ports import login_for
 
 LOGIN = ("me", "local-secret")
 READABLE = ("", "config", "theme.css", "gradio_api/info", "gradio_api/file=x", "gradio_api/app_id")

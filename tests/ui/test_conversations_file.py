@@ -393,8 +393,8 @@ def test_an_entry_of_an_export_that_cannot_be_read_is_left_out_by_name(server, c
     assert [one.title for _, one in read_file.conversations] == ["Good"]
     assert read_file.left_out[:3] == [
         "“no map” (it has no mapping)",
-        f"“A \ufffd circle {'x' * 29}” (its messages follow each other in a circle)",
-        "number 4 (it is no object)",
+        f"“A \ufffd circle {'x' * 29}” (its messages form a cycle)",
+        "number 4 (it is not an object)",
     ]
     tab = said(server, "hello")
     line = server.take_file(tab.key, json.dumps(entries).encode())

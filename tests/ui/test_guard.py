@@ -9,8 +9,9 @@ from urllib.parse import unquote
 import gradio as gr
 import pytest
 
+from medusa_chat.hosts import name_of
 from medusa_chat.ui.access import guard, notices
-from medusa_chat.ui.access.guard import Guard, name_of
+from medusa_chat.ui.access.guard import Guard
 from medusa_chat.ui.access.headers import HEADERS
 
 LOCAL = {"host": "127.0.0.1:7860"}

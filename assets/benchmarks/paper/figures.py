@@ -29,8 +29,8 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.training import hardware as hardware_model
 from medusa_chat.training.calibration import states_of
 from medusa_chat.training.hardware import GPUS, SHAPES, attention, linear
-from medusa_chat.training.tree_search import search_tree
 from medusa_chat.trees.auto_tree import rank_accuracies
+from medusa_chat.trees.expected_length import likeliest
 from medusa_chat.trees.shapes import cartesian, chain
 
 GREEDY = GenerationSettings()
@@ -76,7 +76,7 @@ def trees(context: PaperContext) -> Iterator[Row]:
     accuracies = rank_accuracies(context.loaded.calibration)[:heads]
     named: dict[str, Tree] = {}
     for nodes in SIZES:
-        sparse = search_tree(accuracies, min(nodes, MAX_NODES))
+        sparse = likeliest(accuracies, min(nodes, MAX_NODES))
         named[f"searched, {len(sparse)} nodes"] = sparse
         for _ in range(DENSE_EACH):
             dense = _random_dense_tree(heads, nodes, generator)
@@ -91,7 +91,7 @@ def head_count(context: PaperContext) -> Iterator[Row]:
     nodes = context.nodes or max(context.loaded.info.nodes, 8)
     named: dict[str, Tree] = {}
     for count in range(1, len(accuracies) + 1):
-        tree = search_tree(accuracies[:count], nodes)
+        tree = likeliest(accuracies[:count], nodes)
         named[f"{count} head{'s' * (count > 1)}, {len(tree)} nodes"] = tree
     yield from _against_plain(context, named)
 

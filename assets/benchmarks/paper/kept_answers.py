@@ -20,10 +20,9 @@ from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.errors import UsageError
 from medusa_chat.training.calibration import RANKS, ranks_in
 from medusa_chat.training.conversations import read_conversations
-from medusa_chat.training.data import Example, collate, group_by_length
-from medusa_chat.training.examples import encode_all
+from medusa_chat.training.examples import Example, collate, encode_all, group_by_length
 from medusa_chat.training.loss import ShortVocabulary, run_decoder, shortlist
-from medusa_chat.training.tree_search import AnswerRanks, search_paths, tokens_per_step
+from medusa_chat.trees.calibration import AnswerRanks, search_paths, tokens_per_step
 
 LEARNT, HELD_OUT = 400, 60  # answers
 BATCH, NODES = 2048, 16
@@ -65,7 +64,7 @@ def read_kept(context: PaperContext) -> KeptAnswers:
     length = min(LENGTH, backbone.context)
     read = read_conversations(file)
     encoded = encode_all(context.loaded.tokenizer, read.conversations, length, backbone.vocabulary)
-    for note in filter(None, (*read.notes, encoded.note)):
+    for note in (*read.notes, *encoded.notes):
         context.progress(note)
     found = [one for one in map(last_answer, encoded.examples) if one is not None]
     if len(found) < 4:

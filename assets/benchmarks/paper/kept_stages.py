@@ -22,7 +22,7 @@ from paper_context import PaperContext
 
 from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.data import Example
+from medusa_chat.training.examples import Example
 from medusa_chat.training.joint import joint_loss, train_jointly
 from medusa_chat.training.lora import add_adapter
 from medusa_chat.training.loss import HeadInputs, ShortVocabulary, cache_inputs, evaluate

@@ -35,7 +35,7 @@ from medusa_chat.bench.answers import (
 )
 from medusa_chat.bench.hf_baseline import HFBaseline, matching_baseline
 from medusa_chat.bench.rows import Row, unmeasured
-from medusa_chat.checkpoints.head_tensors import tensors_of
+from medusa_chat.checkpoints.head_weights import tensors_of
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, UsageError

@@ -1,19 +1,18 @@
 """Guard: what reaches the page. Host and Origin checks, a cap on bodies, security headers."""
 
 import asyncio
-import ipaddress
 import logging
 import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from medusa_chat.hosts import Hosts, name_of
 from medusa_chat.ui.access.headers import with_headers
 from medusa_chat.ui.access.login_limit import is_let_in
 from medusa_chat.ui.access.notices import NOTICES
@@ -29,7 +28,6 @@ MAX_FILE = 64 * 1024 * 1024  # of a body there
 MAX_STRANGERS_BODY = 64 * 1024  # before the login, where the page has one
 BODY_SECONDS = 20.0  # for a body to arrive
 TOO_SLOW = "the request took too long to arrive: send it again"
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 READING = ("GET", "HEAD", "OPTIONS")
 OTHER_SITE = "a request from another site is not allowed"
 MISSHAPEN = "this call does not fit the page: load the page again"
@@ -47,8 +45,9 @@ class Guard:
 
     hosts: names allowed in Host beside the local ones, without a port. allow_addresses: let in
     every bare IP address, which no page can rebind; for a server that listens on all interfaces.
-    origins: hosts of a proxy in front, allowed in Origin. Guests of a shared link come through
-    the password gate, which has checked their Host.
+    origins: hosts of a proxy in front, allowed in Origin. api: what answers under /v1
+    (server/app.py), behind the prefix of a proxy; for no guest. Guests of a shared link come
+    through the password gate, which has checked their Host.
     """
 
     def __init__(
@@ -58,16 +57,21 @@ class Guard:
         *,
         allow_addresses: bool = False,
         origins: Iterable[str] = (),
+        api: ASGIApp | None = None,
+        prefix: str = "",
     ) -> None:
-        self.app = app
+        self.app, self.api, self.prefix = app, api, prefix
         self.origins = {origin.lower() for origin in origins}
-        named = {name_of(origin) for origin in self.origins}
-        self.hosts = {*LOCAL_HOSTS, *(host.lower().strip("[]") for host in hosts), *named}
-        self.allow_addresses = allow_addresses
+        named = (name_of(origin) for origin in self.origins)
+        self.hosts = Hosts((*hosts, *named), allows_addresses=allow_addresses)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
+        if self.api is not None and GUEST not in scope:
+            path = scope["path"].removeprefix(self.prefix)
+            if path.startswith("/v1/"):  # which has checks of its own
+                return await self.api({**scope, "path": path, "root_path": ""}, receive, send)
         is_startup = scope["path"].endswith("/startup-events")  # Gradio's queue keeps its context
         ASKER.set(None if is_startup else scope.get(GUEST, OWNER))
         NOTICES.set(None if is_startup else [])
@@ -86,7 +90,7 @@ class Guard:
         """Why a request may not pass; empty when it may."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        is_known = GUEST in scope or self.knows(name_of(host))
+        is_known = GUEST in scope or self.hosts.knows(host)
         if len(headers.getlist("host")) != 1 or not is_known:
             return "this host name is not allowed: open the address medusa-chat printed"
         return "" if self._is_of_this_page(scope, headers) else OTHER_SITE
@@ -102,10 +106,6 @@ class Guard:
             return True
         # same-site: another port of this machine
         return headers.get("sec-fetch-site", "none") not in ("cross-site", "same-site")
-
-    def knows(self, name: str) -> bool:
-        """Whether a Host header may carry this name."""
-        return name in self.hosts or (self.allow_addresses and _is_address(name))
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, counting what really arrives, then hand it on."""
@@ -168,22 +168,6 @@ def host_of(origin: str) -> str:
     """Host and port in an Origin header: lower case, not parsed, for a stranger may send anything;
     empty for "null"."""
     return origin.lower().partition("://")[2]
-
-
-def name_of(host: str) -> str:
-    """The name in a Host header or netloc: lower case, without port and brackets."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def is_guest(request: Any) -> bool:

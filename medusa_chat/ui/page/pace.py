@@ -6,8 +6,7 @@ from typing import Any
 
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.runtime.session import Session
-from medusa_chat.training.gpu_step import PRECISIONS, step_seconds
-from medusa_chat.training.hardware import GPUS, SHAPES
+from medusa_chat.training.hardware import GPUS, PRECISIONS, SHAPES, step_seconds
 from medusa_chat.ui.page.inputs import Inputs
 from medusa_chat.ui.page.tree_view import short
 

@@ -6,8 +6,7 @@ from typing import Any
 from medusa_chat.decoding.step_costs import StepCosts
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import TreeFacts
-from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.trees.expected_length import expected_lengths, likeliest
 from medusa_chat.trees.pick import Pick, pick, plain_wins
 from medusa_chat.ui.page.tree_view import short
 
@@ -18,7 +17,7 @@ def token_curves(facts: TreeFacts) -> dict[str, Any]:
     """Tokens a step: expected of the tree in use and of the tree searched for each size, by the
     table; measured at calibration, where it was."""
     table = [list(row) for row in facts.accuracies]
-    searched = expected_lengths(search_tree(table, MOST_NODES), table)
+    searched = expected_lengths(likeliest(table, MOST_NODES), table)
     tree = Tree.from_choices(facts.choices)
     return {
         "searched": _thin(searched),

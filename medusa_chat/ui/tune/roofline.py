@@ -12,7 +12,7 @@ from medusa_chat.training.hardware import (
     best_nodes,
     growth,
     layer,
-    layer_seconds,
+    overhead,
     speedup,
 )
 from medusa_chat.ui.page.inputs import one_of
@@ -123,8 +123,7 @@ def _point(name: str, place: int, queries: int, chosen: Setting) -> dict[str, An
 
 
 def _overhead(chosen: Setting, nodes: int) -> float:
-    at = (chosen.shape, chosen.gpu, chosen.batch, chosen.context)
-    return layer_seconds(*at, nodes) / layer_seconds(*at, 1)
+    return overhead(chosen.shape, chosen.gpu, chosen.batch, chosen.context, nodes)
 
 
 def _speedup(chosen: Setting, nodes: int, constant: float) -> float:

@@ -11,8 +11,7 @@ from medusa_chat.runtime.requests import Ticket, Tune
 from medusa_chat.runtime.session import Session
 from medusa_chat.training.events import Run, latest
 from medusa_chat.training.hardware import GPUS, SHAPES
-from medusa_chat.training.tree_search import search_tree
-from medusa_chat.trees.expected_length import expected_lengths
+from medusa_chat.trees.expected_length import expected_lengths, likeliest
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.page.html_blocks import AT_ONCE, changes, script_block
 from medusa_chat.ui.page.tree_view import to_line
@@ -99,7 +98,7 @@ class TuneController:
         if model is None or model.tree_facts is None:
             return None
         table = model.tree_facts.accuracies
-        return expected_lengths(search_tree(table, PAPER_NODES), table)[-1]
+        return expected_lengths(likeliest(table, PAPER_NODES), table)[-1]
 
     def _work(self) -> TuneStatus:
         """The result of the last request."""

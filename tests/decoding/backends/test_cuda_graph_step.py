@@ -12,8 +12,8 @@ from support.engines import PROMPT, engine_of, on
 from support.families import CONTEXT, VOCABULARY, tiny
 from support.graphs import NEW, answer, assert_same, both_ways, settings_of, tokens
 
-from medusa_chat.checkpoints import cuda_graph_trial
 from medusa_chat.checkpoints.load import _warm_up
+from medusa_chat.checkpoints.prepare import try_cuda_graphs
 from medusa_chat.decoding import medusa
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep, RecordedStep
@@ -328,7 +328,7 @@ def test_a_step_that_breaks_leaves_nothing_either():
 def tried():
     """What a trial chooses, and why."""
     engine = engine_of(tiny("llama"))
-    return cuda_graph_trial.try_cuda_graphs(engine.backbone, engine.heads)
+    return try_cuda_graphs(engine.backbone, engine.heads)
 
 
 def test_a_trial_adopts_what_is_right():
