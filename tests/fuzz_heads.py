@@ -206,7 +206,7 @@ def try_values(passed, counts):
         made = file
         if file.suffix == ".pt":
             made = file.with_suffix(".out.safetensors")
-            job = pickle_sandbox.Job(((file, made, pickle_sandbox.plain(header)),), True)
+            job = pickle_sandbox.job_of([file], [made], [header])
             if (problem := run_here(job)) is not None:
                 refuse(problem, file, counts)
                 continue

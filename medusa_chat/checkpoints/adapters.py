@@ -154,7 +154,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     """The adapter's tensors by their names in the backbone that it was trained on."""
     path = file
     if file.suffix != ".safetensors":
-        path = pickle_sandbox.convert([file], finite=True) / pickle_sandbox.target_names([file])[0]
+        path = pickle_sandbox.convert([file]) / pickle_sandbox.target_names([file])[0]
     try:
         found = load_file(path)
     except (SafetensorError, OSError) as error:

@@ -69,8 +69,8 @@ def _safe_file(found: Checkpoint, file: str) -> Path:
     if found.heads is not None and found.heads.is_whole:
         files = [found.backbone / name for name in found.weights.files]
         names = dict(zip(files, pickle_sandbox.target_names(files), strict=True))
-        return pickle_sandbox.convert(files, finite=False) / names[found.backbone / path.name]
-    return pickle_sandbox.convert([path], finite=True) / pickle_sandbox.target_names([path])[0]
+        return pickle_sandbox.convert(files) / names[found.backbone / path.name]
+    return pickle_sandbox.convert([path]) / pickle_sandbox.target_names([path])[0]
 
 
 def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:

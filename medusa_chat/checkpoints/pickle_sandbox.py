@@ -13,13 +13,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from medusa_chat import paths
@@ -30,6 +29,12 @@ from medusa_chat.checkpoints.process_limits import environment, limit_memory, lo
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 KIND = "converted"
 MAX_BYTES = 1 << 36  # 64 GiB a file
 SPEED = 20e6  # bytes a second that the slowest disk converts
@@ -37,41 +42,26 @@ STARTUP = 120  # seconds for the child to import torch on a busy machine
 REMEDY = "fetch it again, or use a .safetensors file"
 INDEX = "model.safetensors.index.json"
 DIED = "the process that read it {}: it is broken or malicious"
+DTYPES = {
+    **{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+CHUNK = 1 << 22  # numbers written at once
+SLACK = 1 << 30  # memory beyond the file's own size
+GROWTH = 8  # tensors that share values are written separately: at most this many times the file
+Job = dict[str, Any]  # what the child is asked, as JSON
 
 
-@dataclass(frozen=True)
-class Job:
-    """Files that one folder is made of: (source, target, tensor -> [dtype, shape])."""
-
-    files: tuple[tuple[Path, Path, dict[str, list[Any]]], ...]
-    finite: bool
-
-    @property
-    def bytes(self) -> int:
-        return max(source.stat().st_size for source, _, _ in self.files)
-
-    @property
-    def seconds(self) -> float:
-        return sum(source.stat().st_size for source, _, _ in self.files) / SPEED + 1
-
-    def line(self) -> str:
-        """What the child reads."""
-        files = [[str(source), str(target), header] for source, target, header in self.files]
-        values = {"files": files, "finite": self.finite}
-        return json.dumps(values | {"bytes": self.bytes, "seconds": self.seconds})
-
-
-def convert(files: Sequence[Path], finite: bool) -> Path:
-    """The folder that holds the tensors of `files` as safetensors, made now or earlier.
-
-    finite: refuse NaN and infinity. The names are those of `target_names`. Raises ModelError.
-    """
+def convert(files: Sequence[Path]) -> Path:
+    """The folder with the tensors of `files` as safetensors, made now or earlier, under the names
+    of `target_names`. Raises ModelError."""
     headers = [checked_header(file) for file in files]
     folder = kept_copies.root(KIND) / _content_key(files)
     if folder.is_dir():
         return folder
     try:
-        _convert_into(folder, files, headers, finite)
+        _convert_into(folder, files, headers)
     except OSError as error:
         raise ModelError(
             f"{files[0]} cannot be converted ({error.strerror or error}): free disk space in "
@@ -81,7 +71,7 @@ def convert(files: Sequence[Path], finite: bool) -> Path:
 
 
 def _convert_into(
-    folder: Path, files: Sequence[Path], headers: Sequence[dict[str, Entry]], finite: bool
+    folder: Path, files: Sequence[Path], headers: Sequence[Mapping[str, Entry]]
 ) -> None:
     size = sum(file.stat().st_size for file in files)
     if not kept_copies.has_room(folder, size):
@@ -92,9 +82,7 @@ def _convert_into(
     origin = kept_copies.Origin(_name_of(files[0]), str(files[0]), "safetensors")
     with kept_copies.writing(folder, origin) as partial:
         names = target_names(files)
-        parts = zip(files, names, headers, strict=True)
-        job = Job(tuple((f, partial / name, plain(h)) for f, name, h in parts), finite)
-        problem = run(job)
+        problem = run(job_of(files, [partial / name for name in names], headers))
         if problem is not None:
             raise ModelError(f"{' and '.join(map(str, files))} is refused: {problem}; {REMEDY}")
         if len(files) > 1:
@@ -116,16 +104,30 @@ def target_names(files: Sequence[Path]) -> list[str]:
 
 
 def checked_header(file: Path) -> dict[str, Entry]:
-    """The first wall: size, zip archive, and a pickle that only lists tensors. No torch."""
+    """The tensors that a file lists, by its pickle, which is not run. Raises ModelError."""
     header = read_header(LocalFolder(file.parent), file.name)
-    if file.stat().st_size > MAX_BYTES:
+    size = file.stat().st_size
+    if size > MAX_BYTES:
         raise ModelError(f"{file} is larger than {gb(MAX_BYTES)}: use .safetensors shards")
+    if sum(entry.bytes for entry in header.values()) > GROWTH * size:
+        raise ModelError(
+            f"{file} is refused: its tensors share storage and would take more than {GROWTH} times "
+            f"the file; {REMEDY}"
+        )
     return header
 
 
-def plain(header: dict[str, Entry]) -> dict[str, list[Any]]:
-    """A header as the child compares it."""
-    return {name: [entry.dtype, list(entry.shape)] for name, entry in header.items()}
+def job_of(
+    files: Sequence[Path], targets: Sequence[Path], headers: Sequence[Mapping[str, Entry]]
+) -> Job:
+    """To write the tensors of each file, which must be those of its header, to its target."""
+    sizes = [file.stat().st_size for file in files]
+    plain = [{n: [e.dtype, list(e.shape)] for n, e in header.items()} for header in headers]
+    return {
+        "files": list(zip(map(str, files), map(str, targets), plain, strict=True)),
+        "bytes": max(sizes),
+        "seconds": sum(sizes) / SPEED + 1,
+    }
 
 
 def run(job: Job) -> str | None:
@@ -134,13 +136,13 @@ def run(job: Job) -> str | None:
     try:
         child = subprocess.run(
             command,
-            input=job.line(),
+            input=json.dumps(job),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment(),
             text=True,
             encoding="utf-8",
-            timeout=STARTUP + job.seconds,
+            timeout=STARTUP + job["seconds"],
         )
     except subprocess.TimeoutExpired:
         return DIED.format("took too long")
@@ -152,7 +154,7 @@ def run(job: Job) -> str | None:
 
 
 def _content_key(files: Sequence[Path]) -> str:
-    """SHA-256 over the content; remembered by path, size and time of change, for it is slow."""
+    """SHA-256 of the content; remembered by path, size and time of change, as it takes long."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(_hash(file).encode())
@@ -167,35 +169,16 @@ def _hash(file: Path) -> str:
     if known.is_file():
         return known.read_text("utf-8")
     with open(file, "rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
-        paths.write_text(known, found)
+        paths.write_text(known, digest)
     except OSError:
         pass  # a cache that cannot be written only costs time
-    return found
-
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
-DTYPES = {
-    **{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"},
-    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
-    **{torch.uint8: "U8", torch.bool: "BOOL"},
-}
-CHUNK = 1 << 22  # numbers looked at or written at once
-SLACK = 1 << 30  # memory beyond the file's own size
-GROWTH = 8  # tensors that share values are written apart: at most this often
-
-
-class Refusal(Exception):
-    """Why a file is refused, as the end of a sentence."""
+    return digest
 
 
 def main() -> None:
-    """Answer the job; whatever a file does to the reader is told as its problem."""
+    """The child process: does the job, and answers with the problem whatever a file does."""
     job = json.load(sys.stdin)
     torch.set_num_threads(1)
     limit(job["bytes"], job["seconds"])
@@ -204,7 +187,7 @@ def main() -> None:
 
 def limit(size: int, seconds: float) -> None:
     """Bound memory, processor time and what may be written. Windows has no such limits; there
-    only the parent's clock holds."""
+    only the parent's timeout applies."""
     if resource is None:
         return
     limit_memory(2 * size + SLACK)
@@ -213,50 +196,17 @@ def limit(size: int, seconds: float) -> None:
     lower(resource.RLIMIT_CORE, 0)
 
 
-def problem_of(job: Mapping[str, Any]) -> str | None:
-    """Convert the files of one job; None when all went well."""
+def problem_of(job: Job) -> str | None:
+    """Convert the files of a job; None when all went well."""
     try:
-        for source, target, expected in job["files"]:
-            tensors = load(Path(source), expected, job["finite"])
+        for source, target, header in job["files"]:
+            tensors = torch.load(source, weights_only=True, map_location="cpu", mmap=True)
+            if {n: [DTYPES.get(t.dtype), list(t.shape)] for n, t in tensors.items()} != header:
+                return "torch reads tensors from it that differ from those in its list"
             write(tensors, Path(target))
-            compare(tensors, Path(target))
         return None
-    except Refusal as error:
-        return str(error)
     except Exception as error:  # torch raises a dozen kinds for broken files
         return f"torch cannot read it ({type(error).__name__})"
-
-
-def load(file: Path, expected: Mapping[str, Any], finite: bool) -> dict[str, Tensor]:
-    """The tensors of a file that torch.save wrote, by name. expected: name -> [dtype, shape] as its
-    pickle was read to say; they must be that.
-    Raises Refusal, and whatever torch raises."""
-    tensors = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
-    if not isinstance(tensors, dict) or set(tensors) != set(expected):
-        raise Refusal("torch reads tensors from it that its list does not name")
-    for name, tensor in tensors.items():
-        _check(name, tensor, expected[name], finite)
-    if sum(tensor.nbytes for tensor in tensors.values()) > GROWTH * file.stat().st_size:
-        raise Refusal(f"its tensors share storage and would take more than {GROWTH} times the file")
-    return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _check(name: str, tensor: Any, expected: list[Any], finite: bool) -> None:
-    label = repr(name[:80])
-    if type(tensor) not in (Tensor, torch.nn.Parameter):
-        raise Refusal(f"{label} is not a tensor")
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise Refusal(f"tensor {label} is {tensor.layout} on {tensor.device}, not plain values")
-    if [DTYPES.get(tensor.dtype), list(tensor.shape)] != expected:
-        raise Refusal(f"tensor {label} differs from the one in its list")
-    if not tensor.is_contiguous() or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise Refusal(f"tensor {label} is not contiguous in the file")
-    if finite and not all(bool(torch.isfinite(part).all()) for part in _parts(tensor)):
-        raise Refusal(f"tensor {label} holds NaN or infinity: the heads are broken")
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    yield from tensor.detach().flatten().split(CHUNK)
 
 
 def write(tensors: Mapping[str, Tensor], target: Path) -> None:
@@ -273,23 +223,8 @@ def write(tensors: Mapping[str, Tensor], target: Path) -> None:
     with open(target, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            for part in _parts(tensor):
+            for part in tensor.detach().flatten().split(CHUNK):
                 file.write(part.view(torch.uint8).numpy().data)
-
-
-def compare(tensors: Mapping[str, Tensor], target: Path) -> None:
-    """Read the written file again; names, shapes [...] and every byte must be those of `tensors`,
-    whatever their dtypes. Raises Refusal."""
-    with safe_open(target, framework="pt") as file:
-        if set(file.keys()) != set(tensors):
-            raise Refusal("the converted file differs from what was written: is the disk full?")
-        for name, tensor in tensors.items():
-            again = file.get_tensor(name)
-            parts = zip(_parts(again), _parts(tensor), strict=True)
-            if again.shape != tensor.shape or not all(
-                torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in parts
-            ):
-                raise Refusal("the converted file differs from what was written: is the disk bad?")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class TokenizerTrial:
         self._folder = folder
         self._child: subprocess.Popen[str] | None = None
         file = folder / FILE
-        if not file.is_file() or not (plain_too or _is_suspect(file)):
+        if not file.is_file() or not (plain_too or is_suspect(file)):
             return
         command = [sys.executable, "-P", "-m", __name__, str(file)]
         nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE  # Rust libraries report to stderr
@@ -99,7 +99,7 @@ def refuse_problem(folder: Path, problem: str) -> None:
         )
 
 
-def _is_suspect(file: Path) -> bool:
+def is_suspect(file: Path) -> bool:
     """Whether a part has a type that is not plain, or no type: it is then recognised by its other
     keys."""
     data = file.read_bytes()

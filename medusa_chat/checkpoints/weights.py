@@ -270,9 +270,7 @@ def _safe_folder(found: Checkpoint) -> Path:
     """Where the backbone's weights are as safetensors: its own folder, or the sandbox's."""
     if not found.weights.is_pickled:
         return found.backbone
-    return pickle_sandbox.convert(
-        [found.backbone / file for file in found.weights.files], finite=False
-    )
+    return pickle_sandbox.convert([found.backbone / file for file in found.weights.files])
 
 
 def weight_files(found: Checkpoint) -> list[Path]:

@@ -185,6 +185,7 @@ def gumbel(seed: int | Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 
     All nodes of one depth share it, and a later pass over the same position draws it again: so
     `exact` gives token for token what plain sampling with the same seed gives, whatever the tree.
+    This is the reference of two faster writings, kernels/rows.c and kernels/fused.py.
     """
     low, high = seed & MASK32, seed >> 32
     start = _mix(torch.zeros_like(positions) + low + 0x9E3779B9)

@@ -57,8 +57,8 @@ def tree_attention(
     return out.reshape(1, heads, rows, out.shape[-1]).transpose(1, 2).contiguous()
 
 
-def keep_cudnn_out(device: torch.device) -> None:
-    """Leave cuDNN's attention out on a CUDA device: it builds a plan for every new length of the
+def disable_cudnn_attention(device: torch.device) -> None:
+    """Disable cuDNN's attention on a CUDA device: it builds a plan for every new length of the
     text (50 to 150 ms each), and masks and key lengths change at every step here."""
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -175,8 +175,8 @@ def additive(
     node sees a place, else -inf. columns int64 [s]: the places -> [n, s] of `dtype`. has_window:
     False saves operators where the whole text is seen."""
     beyond = columns - words[0, 1]
-    found = seen.index_select(1, (beyond + 1).clamp(0, seen.shape[1] - 1))
+    visible = seen.index_select(1, (beyond + 1).clamp(0, seen.shape[1] - 1))
     if has_window:
-        found = found & ((beyond >= 0) | (columns >= words[:, :1]))
-    mask = torch.zeros(found.shape, dtype=dtype, device=found.device)
-    return mask.masked_fill_(~found, -torch.inf)
+        visible = visible & ((beyond >= 0) | (columns >= words[:, :1]))
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, -torch.inf)

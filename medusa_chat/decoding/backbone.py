@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.acceptance import Rows
-from medusa_chat.decoding.attention import NodeMask, additive, aligned, keep_cudnn_out
+from medusa_chat.decoding.attention import NodeMask, additive, aligned, disable_cudnn_attention
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
 from medusa_chat.decoding.fused_layers import lean_decoder
@@ -41,7 +41,7 @@ class Backbone:
         first = next((p for p in parameters if not p.is_meta), parameters[0])  # not offloaded
         self.device, self.dtype = first.device, first.dtype
         self.chunk = CPU_CHUNK if self.device.type == "cpu" else CHUNK
-        keep_cudnn_out(self.device)
+        disable_cudnn_attention(self.device)
         self.vocabulary = int(self.config.vocab_size)
         self.context = context
         self.windows = windows(self.config)
@@ -103,7 +103,7 @@ class Backbone:
         extended by them."""
         start, count = self.cache.length, len(tokens)
         places = torch.arange(start, start + count, device=self.device)
-        mask = {w: self._causal_mask(places, w) for w in self.windows}
+        mask = {w: self.causal_mask(places, w) for w in self.windows}
         hidden = self._run(tokens, places, mask, self.lm_head.pads_rows and count == 1)
         self.cache.extend(count)
         return hidden
@@ -145,7 +145,7 @@ class Backbone:
             "sliding_attention": next(m for w, m in four.items() if w is not None),
         }
 
-    def _causal_mask(self, places: Tensor, window: int | None) -> Tensor:
+    def causal_mask(self, places: Tensor, window: int | None) -> Tensor:
         """Additive mask [q, length + q] of the next tokens of the text."""
         distance = places[:, None] - torch.arange(int(places[-1]) + 1, device=self.device)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
@@ -206,7 +206,7 @@ class LogitHead:
         return fits and len(hidden) <= MAX_NODES and hidden.dtype.itemsize == 2
 
     def widened(self, hidden: Tensor) -> Tensor:
-        """[m, d] in 16 bits -> [m, V] float32, the sums of the product as they are."""
+        """[m, d] in 16 bits -> [m, V] float32, the sums of the product unrounded."""
         linear: Any = self.linear
         logits = torch.mm(hidden, linear.weight.t(), out_dtype=torch.float32)
         return logits if linear.bias is None else logits.add_(linear.bias)
@@ -223,9 +223,9 @@ class LogitHead:
         short.weight = nn.Parameter(weight.detach()[chosen], requires_grad=False)
         if bias is not None:
             short.bias = nn.Parameter(bias.detach()[chosen], requires_grad=False)
-        found = copy(self)
-        found.linear = short
-        return found
+        head = copy(self)
+        head.linear = short
+        return head
 
     def finish(self, logits: Tensor) -> Tensor:
         """logits [m, V] of the linear -> [m, V] in the same dtype, with the family's scale or cap

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import Any
 
-STRAY = "\ufffd"  # what a byte that belongs to no character is shown as
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how vocabularies with byte fallback write a byte
+STRAY = "\ufffd"  # shown for a byte that belongs to no character
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a byte in vocabularies with byte fallback
 
 
 class TextStream:
     """Token ids in, printable text out.
 
-    What was given stands. An incomplete character, and text that may be the beginning of a stop
-    string, is held back until it is whole or cannot be; bytes of no character become U+FFFD, and
-    the text goes on. Nothing is given from a stop string on. Without one the pieces and the tail
-    are what the tokenizer decodes, but where an invalid run of byte tokens begins with characters
-    that were shown: those are kept.
+    Text once returned never changes. An incomplete character, and text that may begin a stop
+    string, is held back until it is complete or ruled out; bytes of no character become U+FFFD.
+    Nothing is returned from a stop string on. Otherwise the pieces and the tail are what the
+    tokenizer decodes, except where an invalid run of byte tokens begins with characters that were
+    already shown: those are kept.
 
     >>> stream = TextStream(TokenTexts(tokenizer), stop=("###",))
     >>> text = "".join(stream.push(token) for token in ids) + stream.tail()
@@ -26,7 +26,7 @@ class TextStream:
     def __init__(self, texts: "TokenTexts", stop: Sequence[str] = ()) -> None:
         self._pieces, self._special = texts.pieces, texts.special
         self._characters = codecs.getincrementaldecoder("utf-8")(self._pieces.errors)
-        self._window: list[str] = []  # the last pieces that gave text: what follows may hang on it
+        self._window: list[str] = []  # the last pieces with text: what follows may depend on them
         self._window_text = ""
         self._stop = tuple(stop)
         self._held = ""
@@ -43,8 +43,8 @@ class TextStream:
         return self._before_stop(self._decoded([*pieces, piece] if data is None else pieces))
 
     def tail(self) -> str:
-        """The text held back, after the last token of a stretch: of an incomplete character
-        U+FFFD. A token pushed later begins another stretch."""
+        """The text held back, to be called after the last token of a passage; U+FFFD for an
+        incomplete character. A token pushed later begins another passage."""
         if self.is_stopped:
             return ""
         rest = self._pieces.of_text(self._characters.decode(b"", final=True))
@@ -65,14 +65,14 @@ class TextStream:
         return fresh
 
     def _before_stop(self, text: str) -> str:
-        """What of the text held so far and this can be given."""
+        """The part of the held text and this one that can be shown."""
         if not self._stop:
             return text
         self._held += text
-        found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
-        if found:
+        stops = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
+        if stops:
             self.is_stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(stops)], ""
             return shown
         cut = len(self._held) - self._held_back()
         shown, self._held = self._held[:cut], self._held[cut:]
@@ -90,8 +90,8 @@ class TextStream:
 class TokenTexts:
     """The text of single tokens, cached; a byte that is not a whole character shows as <0xE2>.
 
-    pieces, special: of the vocabulary, and its tokens that have no text in an answer. They are
-    found here, once a model: to list 6,000 added tokens takes 10 ms.
+    pieces, special: the vocabulary's, and the tokens without text in an answer. They are listed
+    here, once for a model: 6,000 added tokens take 10 ms.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -118,7 +118,7 @@ class TokenTexts:
 
 
 class _Pieces:
-    """The pieces of a vocabulary, as its decoder takes them; which of them are bytes."""
+    """The pieces of a vocabulary as its decoder takes them, and which of them are bytes."""
 
     def __init__(self, backend: Any) -> None:
         self.piece: Callable[[int], str | None] = backend.id_to_token

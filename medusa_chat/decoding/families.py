@@ -55,8 +55,8 @@ def needs_eager(model: Any) -> bool:
 
 
 def windows(config: Any) -> tuple[int | None, ...]:
-    """The attention windows of the layers: None for full attention, else its width. What the class
-    of the config does not know is a stray key of the file, which transformers ignores."""
+    """The attention windows of the layers: None for full attention, else its width. A key that the
+    config's class does not know is ignored, as by transformers."""
     width = getattr(config, "sliding_window", None)
     has_windows = hasattr(type(config), "sliding_window") or hasattr(type(config), "layer_types")
     if not has_windows or getattr(config, "use_sliding_window", True) is False:
@@ -64,8 +64,8 @@ def windows(config: Any) -> tuple[int | None, ...]:
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return (width,)
-    found = {None if kind == "full_attention" else width for kind in kinds}
-    return tuple(sorted(found, key=lambda w: w is not None))
+    widths = {None if kind == "full_attention" else width for kind in kinds}
+    return tuple(sorted(widths, key=lambda w: w is not None))
 
 
 def native_supports(config: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""MedusaHeads: the extra heads, all of them as one batched product."""
+"""MedusaHeads: the extra heads, computed together as one batched product."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -98,14 +98,14 @@ class MedusaHeads(nn.Module):
         if not tokens:
             return False
         if self.lm_weight is not None:
-            found = self._put_first(tokens, self.lm_weight)
-            self.shortlist = found if len(found) else None
-            return len(found) > 0
+            listed = self._put_first(tokens, self.lm_weight)
+            self.shortlist = listed if len(listed) else None
+            return len(listed) > 0
         chosen = torch.tensor(sorted(set(tokens)), device=self.weight.device)
-        found = lm_head.rows(chosen)
-        if found is None:
+        short = lm_head.rows(chosen)
+        if short is None:
             return False
-        self.short, self.shortlist = found.linear, chosen.to(found.linear.weight.device)
+        self.short, self.shortlist = short.linear, chosen.to(short.linear.weight.device)
         return True
 
     @torch.no_grad()
@@ -153,8 +153,8 @@ class MedusaHeads(nn.Module):
         [heads]. lm_head: backbone.LogitHead."""
         if self.twin is not None and self.twin.can_guess(count):
             read = None if self.embed is None else self.embed(root)
-            found: tuple[Tensor, Tensor, Tensor] = self.twin.guesses(hidden, read, heads, count)
-            return found
+            best: tuple[Tensor, Tensor, Tensor] = self.twin.guesses(hidden, read, heads, count)
+            return best
         logits, names = self.draft_logits(hidden, root, lm_head, heads, count)
         values, places = logits.topk(count)
         sums = logits.float().logsumexp(-1)
@@ -202,5 +202,5 @@ def half_precision(hidden: Tensor) -> torch.autocast:
 def embedded(embedding: nn.Module, roots: Tensor) -> Tensor:
     """The backbone's embedding of roots int64 [n] -> [n, d] in its dtype, each vector scaled to a
     root mean square of 1, since models differ in the size of their embeddings."""
-    found: Tensor = embedding(roots)
-    return F.rms_norm(found, found.shape[-1:], eps=1e-8)
+    vectors: Tensor = embedding(roots)
+    return F.rms_norm(vectors, vectors.shape[-1:], eps=1e-8)

@@ -1,30 +1,30 @@
-"""ReasoningReader: what of an answer is reasoning and what is said, told while it comes."""
+"""ReasoningReader: splits an answer into reasoning and reply while it streams in."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-# of an answer; "opened" is "reasoning" of which nothing is there, "header" that of a channel
+# of an answer; "opened" is "reasoning" before any text, "header" that of a channel
 State = Literal["begin", "opened", "reasoning", "answer", "header"]
-BETWEEN = "\n\n"  # of two stretches of reasoning, and of two of the answer
-LONGEST_HEADER = 200  # characters of a channel's; longer ones are an answer without channels
+BETWEEN = "\n\n"  # two passages of reasoning, and two of the reply
+LONGEST_HEADER = 200  # characters; a longer one is an answer without channels
 
 
 class Part(NamedTuple):
-    """A part of an answer, or all of it: its reasoning, and what is said."""
+    """A part of an answer, or all of it: its reasoning, and the text of the reply."""
 
     reasoning: str = ""
     text: str = ""
 
     def plus(self, other: "Part") -> "Part":
-        """This part and what comes after it."""
+        """This part followed by another."""
         return Part(self.reasoning + other.reasoning, self.text + other.text)
 
 
 class Markup(NamedTuple):
-    """How a model writes reasoning: after `open`, up to `close`. begin, end: both with what is
-    written around them, by which an answer is continued. A word in `begin` behind `open` is a
-    heading, and no reasoning."""
+    """How a model marks reasoning: after `open`, up to `close`. begin, end: both with the white
+    space around them, for writing an answer that the model is to continue. A word in `begin` after
+    `open` is a heading, not reasoning."""
 
     open: str
     close: str
@@ -37,19 +37,19 @@ class Markup(NamedTuple):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that are never shown where they are special tokens."""
+        """The texts that are never shown when they are special tokens."""
         return HARMONY_MARKERS if self == HARMONY else (self.open, self.close)
 
     def after(self, prompt: str) -> State:
-        """Where an answer begins to a prompt that ends like this."""
+        """The state in which the answer to this prompt begins."""
         if self == HARMONY:
             return _harmony_state(prompt)
         begins = (self.open, self.begin.rstrip())
         return "opened" if prompt.rstrip().endswith(begins) else "begin"
 
     def written(self, part: Part, prompt: str) -> str:
-        """An answer with reasoning as the model wrote it, for it to go on. prompt: what it
-        answers. Reasoning without an answer stays open."""
+        """An answer with its reasoning as the model wrote it, so that it can go on. prompt: what it
+        answers. Reasoning without a reply stays open."""
         begin = "" if self.after(prompt) == "opened" else self.begin
         return begin + part.reasoning + (self.end + part.text if part.text else "")
 
@@ -85,8 +85,8 @@ def markup_of(template: str, added: Iterable[str]) -> Markup:
 
 
 def read(text: str) -> Part:
-    """An answer that is there as one text, its markers in it; reasoning that never ended is all of
-    it. Channels of Harmony leave no trace in a text."""
+    """Split a whole answer with its markers; if the reasoning never ended it is all reasoning.
+    Harmony's channels leave no trace in a text."""
     for markup in MARKUPS[1:]:
         if text.lstrip().startswith(markup.open):
             reader = ReasoningReader(markup)
@@ -95,19 +95,19 @@ def read(text: str) -> Part:
 
 
 class ReasoningReader:
-    """Takes an answer text by text, and gives what of it is reasoning and what is said.
+    """Takes an answer piece by piece and returns its reasoning and its reply.
 
-    `<think>`, and every marker of text, counts at the answer's beginning alone: one further on is
-    what the model says. Markers that are special tokens never come as text: they are given as
-    tokens, and those of channels count wherever they stand. White space around markers is theirs.
-    What may be the beginning of a marker is held back.
+    `<think>`, and every other marker written as text, counts only at the beginning of the answer:
+    later on it is part of the reply. Markers that are special tokens never come as text but as
+    tokens, and those of channels count anywhere. White space around markers belongs to them. Text
+    that may be the beginning of a marker is held back.
     """
 
     def __init__(
         self, markup: Markup, tokens: Mapping[int, str] | None = None, state: State = "begin"
     ) -> None:
-        """tokens: the texts of those markers that are special tokens, by id. state: where the
-        answer begins."""
+        """tokens: the text of each marker that is a special token, by id. state: the one in which
+        the answer begins."""
         self.markup = markup
         self.state: State = "reasoning" if state == "opened" else state
         self._tokens = tokens or {}
@@ -116,11 +116,10 @@ class ReasoningReader:
         self._close = markup.close if markup.close in spelled else ""
         self._held, self._header = "", ""
         self._heading, self._is_fresh = "", state == "opened"  # nothing of this stretch yet
-        self._is_marked, self._sides = False, set[State]()  # those of which something was told
+        self._is_marked, self._sides = False, set[State]()  # those with text so far
 
     def is_marker(self, token: int) -> bool:
-        """Whether the token is a marker here, to be given to `mark` instead of its text to
-        `push`."""
+        """Whether the token is a marker here: pass it to `mark` instead of its text to `push`."""
         marker = self._tokens.get(token)
         if marker is None or self.markup == HARMONY:
             return marker is not None
@@ -129,7 +128,7 @@ class ReasoningReader:
         return self.state == "begin" or (self.state == "answer" and self.markup != THINK)
 
     def mark(self, token: int) -> Part:
-        """A marker; what was held back before it."""
+        """Take a marker -> the text held back before it."""
         if self.state in ("begin", "reasoning"):
             self._held = self._held.rstrip()
         before, marker, self._is_marked = self._flush(), self._tokens[token], True
@@ -143,15 +142,15 @@ class ReasoningReader:
         return before
 
     def push(self, text: str) -> Part:
-        """What is certain with this text."""
+        """Take some text -> the part that is now certain."""
         self._held += text
         part = Part()
-        while (found := self._next()) is not None:
-            part = part.plus(found)
+        while (more := self._next()) is not None:
+            part = part.plus(more)
         return part
 
     def finish(self) -> Part:
-        """What was held back, at the end. An answer without any channel is one."""
+        """The text held back at the end. A header that no marker ended is a reply."""
         if self.state == "header" and not self._is_marked:
             self._held, self.state = self._header, "answer"
         return self._flush()
@@ -159,11 +158,11 @@ class ReasoningReader:
     def _flush(self) -> Part:
         held, self._held = self._held, ""
         if self.state == "reasoning":
-            return self._told("reasoning", "" if self._is_fresh else held)
-        return self._told("answer", held) if self.state in ("begin", "answer") else Part()
+            return self._passage("reasoning", "" if self._is_fresh else held)
+        return self._passage("answer", held) if self.state in ("begin", "answer") else Part()
 
     def _next(self) -> Part | None:
-        """The next part of the held text; None where there is none for now."""
+        """The next part of the held text; None if there is none yet."""
         if not self._held:
             return None
         match self.state:
@@ -213,10 +212,10 @@ class ReasoningReader:
 
     def _take(self, side: State, length: int) -> Part:
         text, self._held = self._held[:length], self._held[length:]
-        return self._told(side, text)
+        return self._passage(side, text)
 
-    def _told(self, side: State, text: str) -> Part:
-        """A stretch of one side, after what was told of that side before."""
+    def _passage(self, side: State, text: str) -> Part:
+        """A passage of one side, set off from that side's text before."""
         text = text.lstrip() if self._is_fresh else text
         if not text:
             return Part()
@@ -231,17 +230,17 @@ class ReasoningReader:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of the text that a marker may begin with."""
+    """Length of the longest end of the text that may begin the marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(marker[:n])), 0)
 
 
 def _harmony_state(prompt: str) -> State:
-    """Where an answer begins to a prompt of Harmony: in a header where no message was begun."""
-    found = re.search(r"<\|start\|>assistant(<\|channel\|>\w*)?(<\|message\|>)?\Z", prompt.rstrip())
-    if found is None:
+    """The state after a prompt of Harmony: a header unless a message was begun."""
+    match = re.search(r"<\|start\|>assistant(<\|channel\|>\w*)?(<\|message\|>)?\Z", prompt.rstrip())
+    if match is None:
         return "begin"
-    if not found[2]:
+    if not match[2]:
         return "header"
-    is_hidden = (found[1] or "").endswith(HIDDEN_CHANNELS)
+    is_hidden = (match[1] or "").endswith(HIDDEN_CHANNELS)
     return "opened" if is_hidden else "answer"

@@ -34,7 +34,7 @@ def kernel(monkeypatch):
 
     def run(query, key, value, words, scaling):
         keys.append(int(words[0, 1]) + len(words))
-        return split_attention.twin(query, key, value, words, scaling)
+        return split_attention.reference(query, key, value, words, scaling)
 
     monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(run=run))
     monkeypatch.setattr(split_attention, "has_kernel", lambda *asked: True)
@@ -191,11 +191,11 @@ def twins(monkeypatch):
     def kernel(name):
         def call(*given):
             calls[name] += 1
-            return fused_kernels.twin(name)(*given)
+            return fused_kernels.reference(name)(*given)
 
         return call
 
-    monkeypatch.setattr(fused_kernels, "own", kernel)
+    monkeypatch.setattr(fused_kernels, "kernel", kernel)
     return calls
 
 
@@ -239,7 +239,7 @@ def test_a_kernel_is_used_where_it_is_faster_and_alone(monkeypatch, twins, fast)
 def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, name, fault):
     engine = merged()
     by_calls(monkeypatch, twins, dict.fromkeys(NAMES, 0.5))
-    real = fused_kernels.own
+    real = fused_kernels.kernel
 
     def kernel(asked):
         def call(*given):
@@ -252,7 +252,7 @@ def test_a_fault_in_a_kernel_costs_that_one_alone(monkeypatch, caplog, twins, na
 
         return call if asked == name else real(asked)
 
-    monkeypatch.setattr(fused_kernels, "own", kernel)
+    monkeypatch.setattr(fused_kernels, "kernel", kernel)
     notes = kernel_trial.try_kernels(engine.backbone)
     assert notes == [text for other, text in NAMES.items() if other != name]
     assert len(caplog.records) == 1 and NAMES[name] in caplog.text

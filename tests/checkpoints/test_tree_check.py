@@ -50,7 +50,7 @@ def off_by(found, right):
 
 def biased(runs_by, request):
     """The backbone of such a model, run by torch or by C."""
-    model = with_large_key_biases(60 if runs_by == "torch" else 15)
+    model = with_large_key_biases(60)
     if runs_by == "torch":
         replace_submodules(model)
         return engine_of(model).backbone

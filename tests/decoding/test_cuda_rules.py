@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from medusa_chat.checkpoints import devices, prepare, weights
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding import attention
-from medusa_chat.decoding.attention import aligned, keep_cudnn_out
+from medusa_chat.decoding.attention import aligned, disable_cudnn_attention
 from medusa_chat.decoding.backends.cuda_graph_step import GraphCapture
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.settings import GenerationSettings
@@ -83,9 +83,9 @@ def test_cudnn_attention_is_left_out_on_cuda_alone():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)
-        keep_cudnn_out(torch.device("cpu"))
+        disable_cudnn_attention(torch.device("cpu"))
         assert torch.backends.cuda.cudnn_sdp_enabled()
-        keep_cudnn_out(torch.device("cuda"))
+        disable_cudnn_attention(torch.device("cuda"))
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
@@ -134,7 +134,6 @@ def test_kernels_are_tried_on_the_models_own_device(monkeypatch):
     done = []
     model = tiny("llama")
     monkeypatch.setenv(prepare.GRAPHS, "0")
-    monkeypatch.setattr(prepare.native, "can_run", lambda model: False)
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
     monkeypatch.setattr(prepare, "try_kernels", lambda backbone: done.append("kernels") or [])
     prepare.prepare(model, None, torch.device("cuda:1"), 64)
@@ -156,5 +155,5 @@ def test_a_failed_capture_gives_its_pool_back_by_number(monkeypatch, device, ind
     capture = object.__new__(GraphCapture)
     capture.backbone = SimpleNamespace(device=torch.device(device))
     capture._stream, capture._pool = object(), "spoilt"
-    capture.mend()
+    capture.recover()
     assert given == [(index, "spoilt")] and capture._pool == "next"

@@ -10,7 +10,7 @@ from medusa_chat.checkpoints import pickle_sandbox
 
 
 def run_here(job: pickle_sandbox.Job) -> str | None:
-    return pickle_sandbox.problem_of(json.loads(job.line()))
+    return pickle_sandbox.problem_of(json.loads(json.dumps(job)))
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,13 @@ from medusa_chat.checkpoints import load, tokenizer_trial
 
 
 class TrialHere:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, plain_too: bool = False) -> None:
+        self._folder, file = folder, folder / tokenizer_trial.FILE
+        self._file = file if plain_too or tokenizer_trial.is_suspect(file) else None
 
     def refuse(self) -> None:
-        problem = tokenizer_trial.problem_of(self._folder / tokenizer_trial.FILE)
-        tokenizer_trial.refuse_problem(self._folder, problem)
+        if self._file is not None:
+            tokenizer_trial.refuse_problem(self._folder, tokenizer_trial.problem_of(self._file))
 
     def close(self) -> None:
         pass
@@ -23,11 +24,6 @@ class TrialHere:
 
 @pytest.fixture(autouse=True)
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For modules that import it; of `inspect` alone, for a load needs none of plain parts."""
-    own = tokenizer_trial.TokenizerTrial
-
-    def trial(folder: Path, plain_too: bool = False) -> TrialHere | tokenizer_trial.TokenizerTrial:
-        return TrialHere(folder) if plain_too else own(folder)
-
+    """For modules that import it."""
     monkeypatch.setattr(tokenizer_trial, "_begin", lambda at, seconds: None)
-    monkeypatch.setattr(load, "TokenizerTrial", trial)
+    monkeypatch.setattr(load, "TokenizerTrial", TrialHere)

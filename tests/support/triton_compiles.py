@@ -139,11 +139,11 @@ def compiled() -> Iterator[list[Any]]:
             for dtype, architecture in LAYERS:
                 for count in (16, 1) if dtype == HALF else (16,):
                     given = name, SIZES, count, CPU, dtype, dtype, is_fixed
-                    fused_kernels.own(name)(*fused_kernels.arguments(*given))
+                    fused_kernels.kernel(name)(*fused_kernels.arguments(*given))
                     yield [name, NAMES[dtype], architecture, launches.shared(architecture)]
     for name in fused_kernels.ON_LOGITS:
         launches = kept(fused, name)
-        fused_kernels.own(name)(*fused_kernels.arguments(name, SIZES, 16, CPU, FULL, FULL))
+        fused_kernels.kernel(name)(*fused_kernels.arguments(name, SIZES, 16, CPU, FULL, FULL))
         for architecture in (86, 90):
             yield [name, "fp32", architecture, launches.shared(architecture)]
 

@@ -27,14 +27,15 @@ from medusa_chat.decoding.step import (
 )
 
 SHORTEST = 512  # positions that a step reads behind a short text
-ASKED = 3  # requests for a kind of step before it is recorded; rare kinds are not worth it
-MOST_KINDS = 48  # of recorded steps that are kept
+ASKED = 3  # steps of a kind before it is recorded: a rare kind is not worth a recording
+MOST_KINDS = 48  # of recorded steps, at a time
+WARM_UPS = 2  # before the one in which waiting for the device is an error
 
 
 @dataclass(frozen=True)
 class State:
-    """What one step passes to the next without the host: cur int64 [1], tokens in the cache; root
-    int64 [1]; hidden [1, d], the backbone's state from which it was predicted. On the device."""
+    """What a step passes to the next on the device, without the host: cur int64 [1], tokens in the
+    cache; root int64 [1]; hidden [1, d], the backbone's state from which it was predicted."""
 
     cur: Tensor
     root: Tensor
@@ -56,7 +57,7 @@ class State:
 
 
 class GraphCapture:
-    """Makes recordings. On CUDA they share a capture stream and a memory pool: they run one after
+    """Records work. On CUDA they share a capture stream and a memory pool: they run one after
     another, and their results are copied out of the pool."""
 
     def __init__(self, backbone: Backbone, state: State) -> None:
@@ -80,30 +81,30 @@ class GraphCapture:
         device, state = self.backbone.device, self.state
         kept = [t.clone() for t in (state.cur, state.root, state.hidden)]
 
-        def put_back() -> None:
+        def restore() -> None:
             for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
                 own.copy_(copy)
 
         current = torch.cuda.current_stream(device)
         graph = torch.cuda.CUDAGraph()
         # a failed capture would leave its own stream as the current one
-        with torch.cuda.device(device), torch.cuda.stream(current), _without_collection():
+        with torch.cuda.device(device), torch.cuda.stream(current), _no_garbage_collection():
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     body()
-                    put_back()
-                with _unwaiting():
+                    restore()
+                with _no_waiting():
                     body()
-                put_back()
+                restore()
             current.wait_stream(self._stream)
             with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 body()
         with torch.cuda.stream(current):
-            put_back()  # capturing ran nothing
+            restore()  # capturing ran nothing
         return graph.replay
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """After a failed capture: take a new memory pool, for the old one may still be in use by
         the capture."""
         if self._stream is None:
@@ -116,7 +117,7 @@ class GraphCapture:
 
 
 @contextmanager
-def _unwaiting() -> Iterator[None]:
+def _no_waiting() -> Iterator[None]:
     """Waiting for the device raises an error inside."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -129,7 +130,7 @@ def _unwaiting() -> Iterator[None]:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     """No garbage collection inside: freeing memory would invalidate a capture."""
     was_on = gc.isenabled()
     gc.disable()
@@ -240,12 +241,9 @@ class RecordedStep:
         return hidden, backbone.lm_head(hidden)
 
 
-WARM_UPS = 2  # before the one in which waiting is an error
-
-
 @dataclass
 class Kind:
-    """Steps that differ only in the length of the text, and what they share; steps: by bucket."""
+    """Steps that differ only in the length of the text. steps: the recordings, by bucket."""
 
     plan: Plan
     settings: DeviceSettings
@@ -390,13 +388,13 @@ class CudaGraphStep:
     def _kind_of(self, plan: Plan, state: DecodeState) -> Kind:
         rule, settings = state.settings.acceptance, kind_of(state.settings)
         key = (id(plan.tensors), id(plan.index), rule, state.details, settings)
-        found = self._kinds.pop(key, None)
-        if found is None:
+        kind = self._kinds.pop(key, None)
+        if kind is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.pop(next(iter(self._kinds)))
-            found = Kind(plan, DeviceSettings(state.settings, self.backbone.device))
-        self._kinds[key] = found  # at the end: the least recently used one is dropped first
-        return found
+            kind = Kind(plan, DeviceSettings(state.settings, self.backbone.device))
+        self._kinds[key] = kind  # at the end: the least recently used one is dropped first
+        return kind
 
     def _refuse(self, kind: Kind, error: Exception) -> None:
         """Run this kind by operators from now on; after running out of memory all kinds, for the
@@ -408,7 +406,7 @@ class CudaGraphStep:
             self._is_over = True
             self._kinds.clear()
         if self._capture is not None:
-            self._capture.mend()
+            self._capture.recover()
         if self._is_cuda:
             torch.cuda.empty_cache()
         if not self._has_said:
@@ -417,7 +415,7 @@ class CudaGraphStep:
             said = str(cause).strip().partition("\n")[0]
             log = logging.getLogger(__name__)
             log.warning(
-                "steps of %d nodes cannot be recorded as a CUDA graph and run by operators: %s",
+                "steps of %d nodes run by torch operators, not as a CUDA graph: %s",
                 len(kind.plan.tree),
                 said,
                 exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
@@ -425,8 +423,8 @@ class CudaGraphStep:
 
 
 def _bucket(needed: int) -> int:
-    """The positions that a step reads which needs so many: each size is a recording of its own, so
-    the next one is half as large again. A multiple of 8, as masks want it (`aligned`)."""
+    """The positions that a step reads if it needs so many: each size is a recording of its own, so
+    the next one is half as large again. A multiple of 8, for masks (`aligned`)."""
     size = SHORTEST
     while size < needed:
         size += size // 2 + -(size // 2) % 8

@@ -1,4 +1,4 @@
-"""Fused kernels: each beside the torch operators that it replaces in a step, and adopted alone.
+"""Fused kernels: each replaces some torch operators of a step, and is adopted on its own.
 
 Every load on a CUDA device tries each of them.
 """
@@ -25,7 +25,7 @@ from medusa_chat.decoding.backends.parity import (
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.decoding.kv_cache import Layer
 
-# of a function of fused_layers.LayerOps, then of acceptance.Rows: what a load says
+# by the function of fused_layers.LayerOps, then of acceptance.Rows: the note of a load
 IN_LAYERS = {
     "add_norm": "residual sum and RMSNorm in one kernel",
     "turned": "rotation and cache in one kernel",
@@ -72,28 +72,28 @@ def use_where_faster(name: str, backbone: Backbone, timer: Timer) -> list[str]:
         users = [layer.ops for layer in layers]
     off = partial(difference, name, sizes, device, dtype)
     given = (arguments(name, sizes, rows, device, dtype, dtype) for rows in ROWS)
-    pairs = ((partial(twin(name), *one), partial(own(name), *one)) for one in given)
+    pairs = ((partial(reference(name), *one), partial(kernel(name), *one)) for one in given)
     instead = f"{NAMES[name]}: torch's operators instead"
     if not (agrees(instead, off, limit) and is_faster(pairs, timer)):
         return []
     for user in users:
-        setattr(user, name, own(name))
+        setattr(user, name, kernel(name))
     return [NAMES[name]]
 
 
-def twin(name: str) -> Callable[..., Any]:
+def reference(name: str) -> Callable[..., Any]:
     """Torch's function of LayerOps or Rows."""
-    twins: Any = fused_layers.TORCH if name in IN_LAYERS else acceptance.TORCH
-    found: Callable[..., Any] = getattr(twins, name)
-    return found
+    references: Any = fused_layers.TORCH if name in IN_LAYERS else acceptance.TORCH
+    call: Callable[..., Any] = getattr(references, name)
+    return call
 
 
-def own(name: str) -> Callable[..., Any]:
-    """Our function in its place. Raises ImportError without Triton."""
+def kernel(name: str) -> Callable[..., Any]:
+    """Our kernel that takes its place. Raises ImportError without Triton."""
     from medusa_chat.decoding.backends.kernels import fused
 
-    found: Callable[..., Any] = getattr(fused, name)
-    return found
+    call: Callable[..., Any] = getattr(fused, name)
+    return call
 
 
 def difference(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:
@@ -101,23 +101,23 @@ def difference(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype
     of the largest; of tokens the share that is another one."""
     shares = []
     for rows, is_fixed in CASES:
-        wanted, found = (
+        expected, ours = (
             _results(way, arguments(name, sizes, rows, device, dtype, wide, is_fixed))
-            for way, wide in ((twin(name), torch.float32), (own(name), dtype))
+            for way, wide in ((reference(name), torch.float32), (kernel(name), dtype))
         )
-        shares += [_share(a, b) for a, b in zip(wanted, found, strict=True)]
+        shares += [_share(a, b) for a, b in zip(expected, ours, strict=True)]
     return largest(shares)
 
 
 def _results(call: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    found = call(*given)
-    return (found,) if isinstance(found, Tensor) else found
+    results = call(*given)
+    return (results,) if isinstance(results, Tensor) else results
 
 
-def _share(wanted: Tensor, found: Tensor) -> float:
-    if not wanted.is_floating_point():
-        return float((wanted != found).float().mean())
-    return share(found, wanted)
+def _share(expected: Tensor, ours: Tensor) -> float:
+    if not expected.is_floating_point():
+        return float((expected != ours).float().mean())
+    return share(ours, expected)
 
 
 def arguments(

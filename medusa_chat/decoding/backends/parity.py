@@ -13,21 +13,21 @@ Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest value; no number if one is none."""
+    """The largest value; NaN if any is."""
     return float(torch.tensor(list(values)).max())
 
 
-def share(found: torch.Tensor, expected: torch.Tensor) -> float:
+def share(ours: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference of two tensors of one shape and any floating dtypes, as a share of the
-    largest number expected; 0 where both are zeros, no number where one is none."""
-    difference = float((found.float() - expected.float()).abs().max())
+    largest number expected; 0 where both are zeros, NaN where any is."""
+    difference = float((ours.float() - expected.float()).abs().max())
     return difference / (float(expected.float().abs().max()) or 1.0)
 
 
 def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> bool:
-    """Whether the kernel differs from its reference by less than `tolerance`. Where it does not, or
-    cannot run, a warning is logged that says what is used `instead`. An error after which the
-    device cannot be used is raised."""
+    """Whether the kernel differs from its reference by less than `tolerance`. If not, or if it
+    cannot run, a warning is logged that says what is used `instead`. An error that leaves the
+    device unusable is raised."""
     log = logging.getLogger(__name__)
     try:
         worst = difference()
@@ -35,7 +35,7 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
         raise
     except Exception as error:  # no Triton, no compiler, an architecture it does not know
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # raises on a lost device: Triton tells of one otherwise
+            torch.cuda.synchronize()  # raises on a lost device, where Triton would blame another
         is_traced = log.isEnabledFor(logging.DEBUG)
         log.warning("%s: %s", instead, error, exc_info=is_traced)
         return False

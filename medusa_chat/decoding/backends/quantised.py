@@ -56,12 +56,12 @@ def release(model: nn.Module) -> list[str]:
         state = getattr(linear.weight, "quant_state", None)
         if state is None:
             continue  # parts of a merged one have no weights
-        able = type(linear)(1, 1, device="meta")  # a new one tells what the CPU supports
+        able = type(linear)(1, 1, device="meta")  # a new one knows what the CPU supports
         is_whole = state.shape[0] % 32 == 0 and state.shape[1] % state.blocksize == 0
         if is_whole and getattr(able, "support_avx512bf16_for_cpu", False):
             linear.support_avx512bf16_for_cpu = True
             released += 1
-    return [f"{released} linears of 4 bits laid out for this CPU's bf16"] if released else []
+    return [f"{released} linears of 4 bits converted for this CPU's bf16"] if released else []
 
 
 def _linears4(model: nn.Module) -> Iterator[Any]:
@@ -139,7 +139,7 @@ def merge4(*linears: Any) -> Any:
 
 
 @torch.no_grad()
-def moved(linear: Any) -> Any:
+def with_own_memory(linear: Any) -> Any:
     """The linear itself; one of 4 bits in memory of its own. While a model is quantised its weights
     fill what the 16-bit sources left, with parts between them that are merged later: memory that a
     GPU gets back only when everything in it is gone."""
@@ -211,8 +211,8 @@ class Nf4Linear(QuantisedLinear):
     @property
     def compute_dtype(self) -> torch.dtype | None:
         """See QuantisedLinear; bitsandbytes sets it at the first call."""
-        found: torch.dtype | None = self.stock.compute_dtype
-        return found
+        dtype: torch.dtype | None = self.stock.compute_dtype
+        return dtype
 
 
 class Int8Linear(QuantisedLinear):
@@ -236,9 +236,9 @@ class Int8Linear(QuantisedLinear):
 
 
 def take_int8(model: nn.Module) -> None:
-    """Put an Int8Linear in the place of each of bitsandbytes' linears of 8 bits, with weights in
-    memory of its own (see linear4.moved). Those round activations, too, which of two equal rows in
-    other company gives other results, and take many times as long."""
+    """Replace each of bitsandbytes' linears of 8 bits by an Int8Linear, with weights in memory of
+    its own (see with_own_memory). bitsandbytes' round activations too, so that a row's result
+    depends on the rows beside it, and take many times as long."""
     for name, linear in list(model.named_modules()):
         if type(linear).__name__ == "Linear8bitLt":
             held: Any = linear.weight if linear.weight.SCB is not None else linear.state
@@ -368,8 +368,7 @@ def off(
         codes = codes.to(torch.int8)
         scales = torch.rand(outputs, generator=generator, device=device) + 0.01
         whole = codes * scales[:, None] / 127
-    twin = F.linear(x.float(), whole)
-    return share(run(codes, scales, x, bits), twin)
+    return share(run(codes, scales, x, bits), F.linear(x.float(), whole))
 
 
 def decoded(packed: Tensor, scales: Tensor, outputs: int, inputs: int) -> Tensor:

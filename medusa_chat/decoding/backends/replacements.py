@@ -1,4 +1,4 @@
-"""Replacements: which submodules of a loaded model make way for faster ones with equal results."""
+"""Replacements: faster submodules of a loaded model, with equal results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from medusa_chat.decoding.backends.quantised import (
     is_linear4,
     merge4,
     merge8,
-    moved,
     take_int8,
+    with_own_memory,
 )
 from medusa_chat.decoding.fused_layers import FusedLayer
 
@@ -69,10 +69,10 @@ def replace_submodules(
     take_int8(model)
     norms = [name for name, m in model.named_modules() if type(m).__name__ in PLAIN_NORMS]
     for name in norms:
-        model.set_submodule(name, torchs(model.get_submodule(name)))
+        model.set_submodule(name, to_torch_rmsnorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
-        layer = fused(model.get_submodule(name), packs)
+        layer = fuse(model.get_submodule(name), packs)
         model.set_submodule(name, layer)
         if pack_layer is not None:
             pack_layer(name, layer)
@@ -86,14 +86,14 @@ def replace_submodules(
     return [*notes, f"{linears} linears packed for this CPU"] if linears else notes
 
 
-def torchs(norm: Any) -> nn.RMSNorm:
+def to_torch_rmsnorm(norm: Any) -> nn.RMSNorm:
     """A family's RMSNorm as torch's, which is one operator."""
-    found = nn.RMSNorm(norm.weight.numel(), float(norm.variance_epsilon), device="meta")
-    found.weight = norm.weight
-    return found
+    fused = nn.RMSNorm(norm.weight.numel(), float(norm.variance_epsilon), device="meta")
+    fused.weight = norm.weight
+    return fused
 
 
-def fused(layer: Any, packs: bool) -> FusedLayer:
+def fuse(layer: Any, packs: bool) -> FusedLayer:
     """The layer with its projections merged. packs: whether weights may be converted to oneDNN's
     layout."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -101,9 +101,9 @@ def fused(layer: Any, packs: bool) -> FusedLayer:
     return FusedLayer(
         layer,
         qkv=lay(merge(attention, *parts_of(attention, "qkv_proj"))),
-        out=lay(moved(attention.o_proj)),
+        out=lay(with_own_memory(attention.o_proj)),
         gate_up=lay(merge(mlp, *parts_of(mlp, "gate_up_proj"))),
-        down=lay(moved(mlp.down_proj)),
+        down=lay(with_own_memory(mlp.down_proj)),
     )
 
 
@@ -142,7 +142,7 @@ def merge(parent: Any, *names: str) -> Any:
     linears = [getattr(parent, name) for name in names]
     first = linears[0]
     if len(linears) == 1:
-        return moved(first)
+        return with_own_memory(first)
     if isinstance(first, Int8Linear):
         return parted(parent, names, merge8(*linears), [one.shape[0] for one in linears])
     sizes = [linear.out_features for linear in linears]

@@ -41,13 +41,13 @@ def split_tree_attention(
         return tree_attention(query, key, value, mask, scaling)
     width = query.shape[-1]
     if not has_kernel(query.device, query.dtype, width):
-        return twin(query, key, value, mask[0, 0], scaling)
+        return reference(query, key, value, mask[0, 0], scaling)
     from medusa_chat.decoding.backends.kernels.split import run
 
     return run(query, key, value, mask[0, 0], width**-0.5 if scaling is None else scaling)
 
 
-def twin(
+def reference(
     query: Tensor, key: Tensor, value: Tensor, words: Tensor, scaling: float | None = None
 ) -> Tensor:
     """The kernel's reference: attention by torch over all keys. query [1, H, n, D], key and value
@@ -134,8 +134,8 @@ def _off(
     tree = Tree((-1, *(node // 2 for node in rest)), (-1, *(node % 2 for node in rest)))
     mask = NodeMask.of(TreeTensors.of(tree, generator.device), window).behind(length)
     keys, values = (t[:, :, :count].float() for t in (key, value))
-    wanted = twin(query.float(), keys, values, mask, 0.125)
-    return float((run(query, key, value, mask, 0.125) - wanted).abs().max())
+    expected = reference(query.float(), keys, values, mask, 0.125)
+    return float((run(query, key, value, mask, 0.125) - expected).abs().max())
 
 
 register(NAME, split_tree_attention, takes_words=True)

@@ -42,7 +42,7 @@ device = torch.device("cpu"), torch.float32
 for size in (3, 4096, 5003):
     off = fused_kernels.difference("draw", fused_kernels.Sizes(size), *device)
     assert off == 0, (size, off)
-draw, depths = fused_kernels.own("draw"), torch.tensor([0, 1, 1])
+draw, depths = fused_kernels.kernel("draw"), torch.tensor([0, 1, 1])
 level = torch.zeros(3, 5003)  # the noise alone decides
 for place, seed in ((0, 1), (7, 0), (2**33, 2**63 - 1), (40, 2**32 + 5)):
     for one in (torch.tensor(seed), seed):

@@ -47,7 +47,7 @@ def test_only_what_is_whole_blocks_is_laid_out_anew_and_rows_stay_alone():
         wanted = linear(x)
         assert not getattr(linear.weight.quant_state, "packing_format_for_cpu", False)
         assert release(linear) == (
-            ["1 linears of 4 bits laid out for this CPU's bf16"] if able and is_whole else []
+            ["1 linears of 4 bits converted for this CPU's bf16"] if able and is_whole else []
         )
         found = linear(x)
         assert (found - wanted).abs().max() < 2e-2 * wanted.abs().max()

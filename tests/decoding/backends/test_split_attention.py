@@ -38,7 +38,7 @@ def test_twin_gives_what_attention_over_the_text_gives(length, groups):
     mask[..., length:].masked_fill_(~tensors.ancestors, -torch.inf)
     wanted = tree_attention(query, key[:, :, :count], value[:, :, :count], mask, 0.25)
     words = NodeMask.of(tensors, None).behind(length)
-    assert torch.allclose(splits.twin(query, key, value, words, 0.25), wanted, atol=1e-5)
+    assert torch.allclose(splits.reference(query, key, value, words, 0.25), wanted, atol=1e-5)
 
 
 def is_ours(family):

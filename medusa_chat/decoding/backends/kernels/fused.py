@@ -24,7 +24,7 @@ def _add_norm_kernel(hidden, delta, weight, summed, normed, epsilon, size, block
     inside = d < size
     x = tl.load(hidden + row + d, inside, 0.0)
     total = x.to(tl.float32) + tl.load(delta + row + d, inside, 0.0).to(tl.float32)
-    total = total.to(x.dtype)  # rounded as it is kept
+    total = total.to(x.dtype)  # rounded as it is stored
     tl.store(summed + row + d, total, inside)
     wide = total.to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / size + epsilon)
@@ -148,7 +148,9 @@ def _mix(x):
 
 @triton.jit
 def _draw_kernel(scores, depths, place, seed, best, tokens, size, block: tl.constexpr):
-    """The largest of one block of a row's scores with the noise of acceptance.gumbel, and where."""
+    """The largest of one block of a row's scores with noise, and where. The noise is written three
+    times: acceptance.gumbel is the reference, rows.c and this are checked against it (this one by
+    each load on a CUDA device and in test_kernels.py)."""
     row = tl.program_id(0).to(tl.int64)
     out = row * tl.num_programs(1) + tl.program_id(1)
     whole = tl.load(seed)

@@ -116,9 +116,9 @@ def _table(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def _checked(answer: Any) -> Any:
-    """What a function of CUDA returned besides its outcome, if that was success. A device that
-    cannot be used any more is torch's to tell of."""
-    outcome, *found = answer
+    """What a function of CUDA returned besides its status. Raises RuntimeError for a failure; a
+    lost device is reported by torch."""
+    outcome, *values = answer
     if int(outcome):
         raise RuntimeError(f"CUDA: {outcome.name}")
-    return found[0] if found else None
+    return values[0] if values else None

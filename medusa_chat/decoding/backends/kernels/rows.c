@@ -25,7 +25,8 @@ INLINE uint32_t mix(uint32_t x) {
     return x;
 }
 
-/* out [size]: the Gumbel noise of a place in the text, as acceptance.py draws it but for the last
+/* The reference of this noise is acceptance.gumbel; test_native_rows.py compares them.
+   out [size]: the Gumbel noise of a place in the text, as acceptance.py draws it but for the last
    digits. */
 static void noise_at(uint64_t seed, uint32_t place, float *out, int size) {
     const uint32_t low = (uint32_t)seed, high = (uint32_t)(seed >> 32);
