@@ -213,7 +213,8 @@ def test_it_runs(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     if "--chats" in line:
         said = MessageTree().plus("user", "Hello").plus("assistant", "Hello!")
         chat = StoredConversation(said)
-        assert History(paths.data_dir() / FILE).save("browser", chat)
+        history = History(paths.data_dir() / FILE)
+        assert history.own() and history.save("browser", chat)
     if line.startswith("python "):
         monkeypatch.setattr(sys, "argv", line.split()[1:])
         monkeypatch.syspath_prepend(str(Path(sys.argv[0]).parent.resolve()))

@@ -121,7 +121,7 @@ def random_weights(
 ) -> tuple[Any, MedusaHeads]:
     """The model and its heads, made on the device without a copy in main memory."""
     with torch.device("meta"):
-        empty = LlamaForCausalLM(llama_config(shape))
+        empty: Any = LlamaForCausalLM(llama_config(shape))
     model = empty.to(dtype).to_empty(device=device).eval()
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
     _fill(model.named_parameters())

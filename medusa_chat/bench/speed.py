@@ -1,7 +1,6 @@
 """Study "speed": whole answers of transformers' generate, our plain decoding and our drafters."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, sleep
@@ -225,14 +224,14 @@ def _generate(
     name: str, baseline: HFBaseline, threads: int, draft: Any = None, **options: Any
 ) -> Contestant:
     def answer(question: Question) -> tuple[Run, float]:
-        with (
-            torch_threads(threads),
-            nullcontext({}) if draft is None else drafting(draft, DRAFTED) as by,
-        ):
-            return baseline.answer(question, **options, **by)
+        with torch_threads(threads):
+            if draft is None:
+                return baseline.answer(question, **options)
+            with drafting(draft, DRAFTED) as by_draft:
+                return baseline.answer(question, **options, **by_draft)
 
-    by_draft = {} if draft is None else {"assistant_model": "...", "num_assistant_tokens": DRAFTED}
-    shown = {"compile_config": "CompileConfig()"}
-    told = (options | by_draft).items()
-    words = "".join(f", {key}={shown.get(key, value)}" for key, value in told)
+    shown = options | ({"compile_config": "CompileConfig()"} if "compile_config" in options else {})
+    if draft is not None:
+        shown |= {"assistant_model": "...", "num_assistant_tokens": DRAFTED}
+    words = "".join(f", {key}={value}" for key, value in shown.items())
     return Contestant(name, answer, f"transformers generate(do_sample=False{words})")

@@ -45,8 +45,8 @@ def missing_limits() -> list[str]:
 
 
 class TemplateRenderer:
-    """One child for the templates of all models of a process, started when it is first needed.
-    For any thread; at the end of the process, or of this, the child ends."""
+    """One child process for the templates of all models, started when first needed. Thread-safe;
+    the child ends with this object, or with our process."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -54,7 +54,7 @@ class TemplateRenderer:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Have the child begin, so that the first conversation need not wait; returns at once.
+        """Start the child early, so that the first conversation need not wait; returns at once.
         Raises OSError."""
         with self._lock:
             if self._child is None:
@@ -116,8 +116,8 @@ class TemplateRenderer:
             raise UsageError(f"the chat template cannot be rendered: {error}") from error
 
     def _exchange(self, question: bytes, seconds: float) -> dict[str, str]:
-        """One line to the child and one from it; a child that takes longer, or ends, is gone.
-        Raises UsageError where it took longer."""
+        """Send the child one line and read one; a child that takes too long is ended. Raises
+        UsageError where it did."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise OSError("its process did not start")

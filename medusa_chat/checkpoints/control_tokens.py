@@ -1,4 +1,4 @@
-"""ControlTokens: a tokenizer's added tokens, told from the same text where a person typed it."""
+"""ControlTokens: a tokenizer's added tokens, kept apart from the same text typed by a person."""
 
 import re
 import secrets

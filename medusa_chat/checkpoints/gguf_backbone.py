@@ -95,7 +95,7 @@ class GgufWeights:
         return shapes(self.header, self.names, self.family)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Bytes of the weights when they are written."""
         size = DTYPES[self.precision][2]
         return size * sum(map(math.prod, self._shapes.values()))
@@ -331,7 +331,7 @@ def _convert(found: Checkpoint, file: Path, stored: str, folder: Path) -> Iterat
     config = found.weights.config
     weights = GgufWeights.of(file, config, stored)
     weights.refuse_unlike(config)
-    size = weights.bytes
+    size = weights.size
     if not kept_copies.has_room(folder, size + BESIDE):
         raise ModelError(
             f"{file} takes {gb(size)} in {folder.parent} once converted, and its disk is full: "

@@ -40,13 +40,13 @@ LM_HEADS = {
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found. backbone: the id or folder that the heads need, None for unknown; is_here:
-    whether it can be loaded without a download. memory: by precision, for `context` tokens and a
-    tree of `nodes`; empty where the backbone's config is not in reach. problems: what stands in
-    the way, each with its remedy. stored: the type of most weights where it is a GGUF file.
-    usual_context: tokens of a load where nobody says. has_blocks: whether our C code would multiply
-    a GGUF file's own numbers. auto: the precision that a load takes by itself on this machine,
-    empty where that was not asked or none fits."""
+    """What a checkpoint holds. backbone: the id or folder that the heads need, None for unknown;
+    is_here: whether it can be loaded without a download. memory: by precision, for `context` tokens
+    and a tree of `nodes`; empty where the backbone's config is not in reach. problems: what would
+    stop a load, each with its remedy. stored: the type of most weights of a GGUF file.
+    usual_context: the default context of a load, in tokens. has_blocks: whether our C code would
+    multiply a GGUF file's own numbers. auto: the precision that a load takes by itself on this
+    machine, empty where that was not asked or none fits."""
 
     name: str
     heads: HeadsFile | None

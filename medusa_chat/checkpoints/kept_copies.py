@@ -165,7 +165,7 @@ def _all(kind: str) -> Iterator[KeptCopy]:
         try:
             about = json.loads((folder / ABOUT).read_text("utf-8"))
             sizes = [file.stat().st_size for file in folder.iterdir()]
-            words = [str(about[key]) for key in ("name", "source", "precision")]
+            name, source, precision = (str(about[key]) for key in ("name", "source", "precision"))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # one that is being written
-        yield KeptCopy(kind, *words, sum(sizes), folder)
+        yield KeptCopy(kind, name, source, precision, sum(sizes), folder)

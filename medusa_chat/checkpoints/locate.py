@@ -1,4 +1,4 @@
-"""Checkpoint: where the parts of a model lie: its heads, its backbone, its adapter, its tree."""
+"""Checkpoint: the places of a model's parts: its heads, its backbone, its adapter, its tree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ News = tuple[LoadPhase, None]  # what is told while a checkpoint is fetched or c
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the parts of a model lie; heads, adapter, calibration: None where there are none.
+    """The places of a model's parts; heads, adapter, calibration: None where there are none.
 
-    folder: what the heads' and the adapter's files are named in. backbone: a folder with config,
+    folder: with the files of heads and adapter. backbone: a folder with config,
     tokenizer and the files of `weights`, or with a GGUF file that holds all of them. notes: a
-    sentence for each thing that was decided. template: ours for the checkpoint's id or its base's,
+    sentence for each decision. template: ours for the checkpoint's id or its base's,
     where we have one. repo: what the backbone was had by on the Hub, with its GGUF file where
     one was named. original: the GGUF file that the backbone was converted from. is_own:
     whether the backbone is what the checkpoint's name means.

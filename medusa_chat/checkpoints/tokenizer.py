@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: read as it is stored, and given a known chat template."""
+"""The tokenizer of a checkpoint: read as stored, and completed by a known chat template."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +22,9 @@ LISTS = ("additional_special_tokens", "extra_special_tokens")  # of special toke
 
 
 def read_tokenizer(folder: Path, rows: int | None = None) -> Any:
-    """The fast tokenizer of a folder. Its tokenizer.json, where there is one, decides every id: a
-    special token that it lacks is left out. rows: tokens that the model has embeddings for; added
-    tokens beyond, which nothing uses, are left out as well. Raises ModelError."""
+    """The fast tokenizer of a folder. Its tokenizer.json, if any, decides every id: special tokens
+    that it lacks are left out. rows: number of tokens with an embedding; unused added tokens beyond
+    it are left out, too. Raises ModelError."""
     if not any((folder / name).is_file() for name in FILES):
         raise ModelError(f"{folder} holds no tokenizer: it is incomplete, fetch it again")
     with _broken(folder):
@@ -39,7 +39,7 @@ def read_tokenizer(folder: Path, rows: int | None = None) -> Any:
 
 @contextmanager
 def _broken(folder: Path) -> Iterator[None]:
-    """What transformers and tokenizers raise for broken files, which is of all kinds, as one."""
+    """Raise ModelError for whatever transformers and tokenizers raise for broken files."""
     try:
         yield
     except ModelError:
@@ -51,7 +51,7 @@ def _broken(folder: Path) -> Iterator[None]:
 
 
 def _stored(folder: Path, rows: int | None) -> Any:
-    """The tokenizer.json of a folder, without a rule of the class that the settings name."""
+    """The tokenizer.json of a folder, without the rules of the class that the settings name."""
     named = _settings(folder)
     named["chat_template"] = _template(folder, _json(folder, SETTINGS).get("chat_template"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / STORED))
@@ -66,7 +66,7 @@ def _stored(folder: Path, rows: int | None) -> Any:
 
 
 def _converted(folder: Path, rows: int | None) -> Any:
-    """The tokenizer that transformers makes of other files. Code of the folder is never run."""
+    """The tokenizer that transformers makes of other files. Code in the folder is never run."""
     found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if not found.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no fast version: add a tokenizer.json")
@@ -85,8 +85,8 @@ def _converted(folder: Path, rows: int | None) -> Any:
 def _within(
     backend: Tokenizer, rows: int | None, named: Mapping[str, Any], folder: Path
 ) -> Tokenizer:
-    """The tokenizer with no id from `rows` on, which neither cuts nor fills texts. Raises
-    ModelError where such a token is used."""
+    """The tokenizer without ids from `rows` on, and without padding and truncation. Raises
+    ModelError where such an id is used."""
     backend.no_padding()
     backend.no_truncation()
     around = backend.encode("").ids
@@ -98,21 +98,21 @@ def _within(
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """The settings of a tokenizer: of the two files, as transformers reads them, the newer layout's
-    has the last word."""
+    """The settings of a tokenizer, of two files merged as transformers does: that of the newer
+    layout wins."""
     settings, special = _json(folder, SETTINGS), _json(folder, SPECIAL)
     return special | settings if "added_tokens_decoder" in settings else settings | special
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
-    """A settings file, whose size and kind were checked before."""
+    """A settings file; its size and type were checked before."""
     file = folder / name
     return dict(json.loads(file.read_bytes())) if file.is_file() else {}
 
 
 def _name(tokenizer: Any, named: Mapping[str, Any]) -> None:
-    """Give a tokenizer its special tokens, by roles and in any layout, and its template. Given to
-    the class itself, tokens that it lacks would be added."""
+    """Set the special tokens of a tokenizer, by role and in any layout, and its template. The class
+    itself would add tokens that the vocabulary lacks."""
     backend = tokenizer.backend_tokenizer
     in_vocabulary = {text for text in _texts(named) if backend.token_to_id(text) is not None}
     known = {role: t for role, value in _roles(named) if (t := token_text(value)) in in_vocabulary}
@@ -140,14 +140,14 @@ def _roles(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(named: Mapping[str, Any]) -> list[str]:
-    """The special tokens that have none."""
+    """The special tokens without a role."""
     groups = [named.get(name) for name in LISTS]
     return [token_text(one) for group in groups if isinstance(group, list) for one in group]
 
 
 def _template(folder: Path, told: Any) -> Any:
-    """The chat template, or several by name: of files of their own, before that of the settings.
-    None where several have no default, or what is told is none."""
+    """The chat template, or several by name: from template files, else from the settings. None
+    where several have no default, or the settings hold something else."""
     named = {DEFAULT: folder / TEMPLATE}
     if (folder / TEMPLATES).is_dir():
         named |= {file.stem: file for file in sorted((folder / TEMPLATES).glob("*.jinja"))}
@@ -161,7 +161,7 @@ def _template(folder: Path, told: Any) -> Any:
 
 
 def left_out(folder: Path, tokenizer: Any) -> list[str]:
-    """A sentence that names the special tokens of the settings which were left out, if any."""
+    """A sentence that names the special tokens of the settings that were left out, if any."""
     if not (folder / STORED).is_file():
         return []
     named = _settings(folder)
@@ -175,7 +175,7 @@ def left_out(folder: Path, tokenizer: Any) -> list[str]:
 
 
 def add_known_template(tokenizer: Any, known: KnownTemplate | None) -> list[str]:
-    """Give a tokenizer without a chat template ours; a sentence that says so."""
+    """Set our known chat template where there is none; a sentence that says so."""
     if tokenizer.chat_template or known is None:
         return []
     tokenizer.chat_template = known.text
@@ -211,7 +211,7 @@ def refuse_beyond(
 
 
 def used_texts(settings: Mapping[str, Any]) -> Iterator[str]:
-    """What the settings of a tokenizer have written into prompts: special tokens, templates."""
+    """The texts that the settings of a tokenizer put into prompts: special tokens, templates."""
     yield from (token_text(settings.get(role)) for role in ROLES)
     template = settings.get("chat_template")
     named = template.values() if isinstance(template, dict) else [template]
@@ -220,13 +220,13 @@ def used_texts(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def token_text(value: object) -> str:
-    """The text of a special token, which is one or an object with its content; "" for others."""
+    """The text of a special token, given as text or as an object with its content; else ""."""
     found = value.get("content") if isinstance(value, dict) else value
     return found if isinstance(found, str) else ""
 
 
 def added_beyond(tokenizer: Mapping[str, Any], rows: int) -> dict[str, int]:
-    """The added tokens of a tokenizer.json for which there is no embedding, with their ids."""
+    """The added tokens of a tokenizer.json without an embedding, with their ids."""
     added = _objects(tokenizer.get("added_tokens"))
     return {
         str(one.get("content")): one["id"]
@@ -236,7 +236,7 @@ def added_beyond(tokenizer: Mapping[str, Any], rows: int) -> dict[str, int]:
 
 
 def without_beyond(tokenizer: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """The tokenizer.json without them: their text is text as any other."""
+    """The tokenizer.json without these tokens: their text is ordinary text."""
     kept = [one for one in tokenizer["added_tokens"] if one["id"] < rows]
     return {**tokenizer, "added_tokens": kept}
 

@@ -1,4 +1,4 @@
-"""Turn ends: every token that ends an assistant's turn, by the files and the chat template."""
+"""The tokens that end an assistant's turn, by the checkpoint's files and its chat template."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _own_ends(config: Any) -> object:
-    """The end tokens of a config; None for those of its class, which nobody may have meant."""
+    """The end tokens of a config; None for the default of its class, which may be an accident."""
     ids = getattr(config, "eos_token_id", None)
     return None if ids == getattr(type(config), "eos_token_id", None) else ids
 
@@ -67,7 +67,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], add_prompt: bool = Fa
 
 
 def _added(tokenizer: Any, text: str) -> Iterator[int]:
-    """The ids of the added tokens in a text, but for those of white space."""
+    """The ids of the added tokens in a text, without white space."""
     added = tokenizer.added_tokens_decoder
     for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
         if token in added and added[token].content.strip():

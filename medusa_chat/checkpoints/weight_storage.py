@@ -92,7 +92,7 @@ class StoredBlocks(WeightStorage):
 
     def blocks(self, name: str) -> Blocks | None:
         """The blocks of a tensor by its name in transformers; None where the file has no such
-        tensor or stores it otherwise. Raises ModelError."""
+        tensor or stores it in another format. Raises ModelError."""
         key = self._places.get(name)
         tensor = self._weights.header.tensors[key] if key is not None else None
         if key is None or tensor is None or tensor.type not in PARTS or len(tensor.shape) != 2:

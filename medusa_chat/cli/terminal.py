@@ -189,11 +189,11 @@ class AnswerView:
         """Print what an event adds."""
         if isinstance(event, Prefilled):
             self._show_prefill(event)
-        is_last = isinstance(event, Finished)
-        self._show_reasoning(
-            event.reasoning[self._reasoning_shown :] if is_last else event.reasoning
-        )
-        text = event.tail + "\n" if is_last else event.text
+        if isinstance(event, Finished):
+            reasoning, text = event.reasoning[self._reasoning_shown :], event.tail + "\n"
+        else:
+            reasoning, text = event.reasoning, event.text
+        self._show_reasoning(reasoning)
         if text and self._is_reasoning:
             self._is_reasoning = False
             print("\n", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,7 +51,7 @@ class Runner(Protocol):
 
     on_gone: Callable[[], None] | None
 
-    def run(self, request: Request[V]) -> Iterator[V]: ...
+    def run(self, request: Request[V]) -> Generator[V, None, None]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def gone(self) -> WorkerGone | None: ...
@@ -72,7 +72,7 @@ class InProcess:
 
         return Worker()
 
-    def run(self, request: Request[V]) -> Iterator[V]:
+    def run(self, request: Request[V]) -> Generator[V, None, None]:
         self._stop.clear()
         yield from self.worker.handle(request, self._stop.is_set)
 
@@ -130,7 +130,7 @@ class WorkerProcess:
         if process is self._process and not self._is_closed and self.on_gone is not None:
             self.on_gone()
 
-    def run(self, request: Request[V]) -> Iterator[V]:
+    def run(self, request: Request[V]) -> Generator[V, None, None]:
         """The results of a request. A load starts a new process where the last one has ended; a
         request that ignores a stop for too long ends with its process."""
         if isinstance(request, LoadRequest) and self.gone() and not self._is_closed:

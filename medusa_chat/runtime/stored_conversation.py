@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from secrets import randbelow
 from time import time_ns
 from typing import Any, NamedTuple, Self
 
@@ -69,9 +68,9 @@ class MessageTree:
     """Messages by id; the path from the first one to `leaf` is shown. Never changed in place.
 
     Messages with one parent are versions of each other: answers to one question, or questions at
-    one place. An id is the time of its making in microseconds, so that two programs give none
-    twice, and the order of versions is that of their making; `made` is the last one given here,
-    beyond which a step by chance is made where the clock is behind it.
+    one place. An id is the time of the message in microseconds, so that ids of two data folders
+    rarely collide and versions are ordered by age; `made` is the latest one, which the next exceeds
+    even where the clock was set back.
     """
 
     said: Mapping[int, Said] = field(default_factory=dict)
@@ -126,7 +125,7 @@ class MessageTree:
         reasoning: str = "",
     ) -> "MessageTree":
         """The tree with a message more, after the last shown one, beside others after that."""
-        made = max(self.made + 1 + randbelow(1000), time_ns() // 1000)
+        made = max(self.made + 1, time_ns() // 1000)
         new = Said(made, self.leaf, role, content, note, lengths, copied, figures, reasoning)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
 
@@ -143,24 +142,6 @@ class MessageTree:
         kept = {at: one for at, one in self.said.items() if at not in gone}
         leaf = self.said[message].parent if self.leaf in gone else self.leaf
         return replace(self, said=kept, leaf=leaf)
-
-    def merged(self, other: "MessageTree", base: "MessageTree") -> "MessageTree":
-        """The tree with what another one has made of `base`, from which both went on: all that
-        either added or changed, with what it hangs on; what one removed is gone otherwise. A
-        message that both changed is as it is here; where only the other moved on, its path is
-        shown."""
-        ours = {at: one for at, one in self.said.items() if base.said.get(at) != one}
-        theirs = {at: one for at, one in other.said.items() if base.said.get(at) != one}
-        every = {**base.said, **theirs, **ours}
-        kept = {0, *ours, *theirs, *(self.said.keys() & other.said.keys())}
-        for at in sorted(every, reverse=True):  # children before parents
-            if at in kept:
-                kept.add(every[at].parent)
-        said = {at: every[at] for at in sorted(every) if at in kept}
-        leaf = other.leaf if self.leaf == base.leaf else self.leaf
-        if leaf and leaf not in said:
-            leaf = self.leaf if self.leaf in said else max(said, default=0)
-        return MessageTree(said, leaf, max(self.made, other.made))
 
     def contains(self, other: "MessageTree") -> bool:
         """Whether all that another one says is said here, at the same places."""
@@ -248,19 +229,6 @@ class StoredConversation:
                 cut = line[start : start + AROUND].strip()
                 return f"{'…' if start else ''}{cut}{'…' if start + AROUND < len(line) else ''}"
         return ""
-
-    def merged(
-        self, other: "StoredConversation", base: "StoredConversation"
-    ) -> "StoredConversation":
-        """This one with what another one has that `base` lacks, from which both went on."""
-        changed = {
-            name: getattr(self if getattr(self, name) != getattr(base, name) else other, name)
-            for name in ("system", "settings", "given_title", "waiting")
-        }
-        tree = self.tree.merged(other.tree, base.tree)
-        return replace(
-            self, tree=tree, updated_at=max(self.updated_at, other.updated_at), **changed
-        )
 
     def branch(self, length: int) -> "StoredConversation":
         """A conversation of its own, of the first so many messages that are shown."""

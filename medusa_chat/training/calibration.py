@@ -65,7 +65,7 @@ def calibrate(
     nodes: int,
     output: Path,
     chats: Sequence[Conversation] = (),
-) -> Iterator[Stage | Note | Answered | Calibration | Measured | Written]:
+) -> Generator[Stage | Note | Answered | Calibration | Measured | Written, None, None]:
     """Measure the heads on greedy answers to the prompts, search the tree of at most `nodes` nodes,
     measure its tokens a step and write `output`, and its figures into the card beside it. chats:
     the user's own, whose questions are answered again beside the data's. Raises MedusaChatError."""

@@ -256,9 +256,10 @@ def _question(row: dict[str, Any], key: str) -> tuple[list[Message], list[str]]:
     """A question with its answer, where it has one; either may be a list of messages, and the list
     of an answer may begin with the question."""
     asked, answer = row[key], next(filter(None, map(row.get, ANSWERS)), "")
-    is_answered = isinstance(answer, str) and answer
-    said: list[Any] = [{"role": "assistant", "content": answer}] if is_answered else []
-    if _is_dialogue(answer):
+    said: list[Any] = []
+    if isinstance(answer, str) and answer:
+        said = [{"role": "assistant", "content": answer}]
+    elif isinstance(answer, list) and _is_dialogue(answer):
         said = answer
     if _is_dialogue(asked):
         return _messages([*asked, *said], key)

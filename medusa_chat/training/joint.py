@@ -1,6 +1,7 @@
-"""Medusa-2: the backbone's LoRA adapter and the heads trained together, resumable at any step.
+"""Medusa-2: a LoRA adapter of the backbone and the heads trained together, resumable at any step.
 
-The loss is L_LM + lambda_0 x L_Medusa-1 (Medusa, arXiv 2401.10774, 2.2.2).
+The loss is L_LM + lambda_0 x L_Medusa-1 (Medusa, arXiv 2401.10774, 2.2.2). The adapter is on every
+linear layer of the backbone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
+from medusa_chat.checkpoints.adapters import wrapped_by_peft
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.events import Evaluated, TrainStep
 from medusa_chat.training.examples import Batch, Example, collate
-from medusa_chat.training.lora import set_dropout
 from medusa_chat.training.loss import (
     IGNORED,
     ROWS_AT_ONCE,
@@ -155,3 +157,61 @@ def _lm_loss(
         return F.kl_div(logits.log_softmax(-1), aim, reduction="sum", log_target=True) / count
 
     return chunked_sum(chunk_loss, hidden, ROWS_AT_ONCE, trainable)
+
+
+# ------------------------------------------------------------------------- the adapter
+
+
+def add_adapter(model: Any, recipe: Recipe) -> tuple[Any, tuple[str, ...]]:
+    """The model, frozen, wrapped by peft with a new LoRA on every linear layer and the LM head; and
+    the names of those layers. An LM head that is tied to the embeddings gets none: that would
+    change the embeddings as well."""
+    from peft import LoraConfig
+
+    names = linear_names(model)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=list(names),
+    )
+    torch.manual_seed(recipe.seed)
+    return wrapped_by_peft(model.requires_grad_(False), config), names
+
+
+def linear_names(model: Any) -> tuple[str, ...]:
+    """Last parts of the names of the decoder's linear layers, and of an LM head that is not tied to
+    the embeddings."""
+    names = {
+        name.rpartition(".")[2]
+        for name, part in model.get_decoder().named_modules()
+        if isinstance(part, (nn.Linear, Conv1D))
+    }
+    head = model.get_output_embeddings()
+    if not is_tied(model):
+        names |= {n.rpartition(".")[2] for n, part in model.named_modules() if part is head}
+    return tuple(sorted(names))
+
+
+def adapter_size(model: Any, rank: int) -> int:
+    """Parameters of an adapter of this rank; the model's own weights may be packed."""
+    names, size = linear_names(model), 0
+    for name, part in model.named_modules():
+        if name.rpartition(".")[2] in names:
+            is_linear = isinstance(part, nn.Linear)
+            size += sum((part.in_features, part.out_features) if is_linear else part.weight.shape)
+    return rank * size
+
+
+def is_tied(model: Any) -> bool:
+    """Whether the LM head and the embeddings are one tensor."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def set_dropout(model: Any, is_on: bool) -> None:
+    """Switch the adapter's dropout until the next call; the backbone's own is always off."""
+    model.eval()
+    for name, part in model.named_modules():
+        if name.endswith("lora_dropout"):
+            part.train(is_on)

@@ -171,7 +171,8 @@ class ShortVocabulary:
         short = lm_head.rows(chosen) if tokens else None
         if short is None:
             return None
-        weight: Tensor = lm_head.linear.weight
+        weight = lm_head.linear.weight
+        assert isinstance(weight, Tensor)
         places = torch.full((weight.shape[0],), IGNORED, device=weight.device)
         places[chosen] = torch.arange(len(tokens), device=weight.device)
         return cls(short, places)

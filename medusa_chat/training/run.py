@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,13 +24,12 @@ from medusa_chat.training.conversations import Conversation, read_conversations
 from medusa_chat.training.distill import Answered, distill, keep_answers
 from medusa_chat.training.events import Evaluated, HiddenStates, Note, Stage, TrainStep, Written
 from medusa_chat.training.examples import Example, encode_all, require_template, split
-from medusa_chat.training.joint import train_jointly
-from medusa_chat.training.lora import adapter_tensors, add_adapter
+from medusa_chat.training.joint import add_adapter, train_jointly
 from medusa_chat.training.loss import shortlist
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import Plan, TrainingSetup, plan, prepare_setup, resolved
-from medusa_chat.training.trainer import new_heads, train_heads
+from medusa_chat.training.trainer import adapter_tensors, new_heads, train_heads
 from medusa_chat.trees.calibration import Calibration
 
 REQUEST = "request.json"
@@ -40,12 +39,12 @@ Event = (
 )
 
 
-def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Iterator[Event]:
-    """Close the generator to stop: the work so far stays on the disk, and a request with `resume`
-    continues from it. Raises MedusaChatError; what can be checked without the backbone's weights is
-    checked first."""
+def train(request: TrainRequest, group: ProcessGroup = ALONE) -> Generator[Event, None, None]:
+    """Train to the written checkpoint. Close the generator to stop: the work so far stays on disk,
+    and a request with `resume` continues from it. Raises MedusaChatError; everything that can be
+    checked without the backbone's weights is checked first."""
     folder = work_folder(request.output)
-    with _advice(request), _held(request, folder) if group.is_first else nullcontext():
+    with _advice(request), _locked(request, folder) if group.is_first else nullcontext():
         yield from _from_setup(request, group, folder)
 
 
@@ -63,21 +62,21 @@ def _from_setup(request: TrainRequest, group: ProcessGroup, folder: Path) -> Ite
     yield from _train(request, setup, conversations, examples, folder, group)
 
 
-def _read(paths: Sequence[Path], prompts: bool, notes: list[str]) -> list[Conversation]:
-    """The conversations of all files. notes: gets what was left out of them."""
-    files = [read_conversations(path, prompts) for path in paths]
+def _read(data: Sequence[Path], prompts: bool, notes: list[str]) -> list[Conversation]:
+    """The conversations of all files. notes: what was left out is appended."""
+    files = [read_conversations(path, prompts) for path in data]
     notes += (note for file in files for note in file.notes)
-    found = [one for file in files for one in file.conversations]
-    if not found:
-        raise UsageError(f"{', '.join(map(str, paths))} holds no conversation: give other --data")
-    return found
+    conversations = [one for file in files for one in file.conversations]
+    if not conversations:
+        raise UsageError(f"{', '.join(map(str, data))} has no conversation: give other --data")
+    return conversations
 
 
-def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> Sequence[Example]:
-    """The conversations as they stand in the data."""
+def _encode(setup: TrainingSetup, conversations: list[Conversation]) -> list[Example]:
+    """The conversations of the data as examples, with the answers in it."""
     encoded = encode_all(setup.tokenizer, conversations, setup.length, setup.vocabulary)
     setup.notes += encoded.notes
-    return encoded.examples
+    return list(encoded.examples)
 
 
 def _train(
@@ -130,7 +129,7 @@ def _train(
 
 @contextmanager
 def _advice(request: TrainRequest) -> Iterator[None]:
-    """Turn running out of memory or disk space into an error that says what to try."""
+    """Turn a lack of memory or disk space into an error that says what to try."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -156,9 +155,9 @@ def work_folder(output: Path) -> Path:
 
 
 @contextmanager
-def _held(request: TrainRequest, folder: Path) -> Iterator[None]:
-    """Lock the work folder and write the request into it. After an error the folder stays if any
-    work was done. Raises UsageError where the output exists, where another training uses the
+def _locked(request: TrainRequest, folder: Path) -> Iterator[None]:
+    """Lock the work folder and write the request into it. After an error the folder stays if
+    any work was done. Raises UsageError where the output exists, where another training uses the
     folder, and where --resume, the folder and its request do not fit together."""
     output = request.output
     if output.exists():
@@ -221,7 +220,7 @@ def _digest(path: Path) -> str:
 
 
 def _request_json(request: TrainRequest) -> dict[str, Any]:
-    """The values that a resumed training must share."""
+    """The values that must be the same when a training is resumed."""
     chosen = asdict(request.recipe)
     data = [f"{path.resolve()} ({_digest(path)})" for path in request.data]
     values = {"backbone": request.backbone, "precision": request.precision, "data": data}

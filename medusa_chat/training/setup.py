@@ -1,4 +1,4 @@
-"""TrainingSetup and Plan: the backbone of a training, how it is run, and what that will take."""
+"""TrainingSetup and Plan: the backbone of a training, how it runs, and what that will need."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.training.events import Stage
 from medusa_chat.training.examples import Example, group_by_length
-from medusa_chat.training.lora import adapter_size, is_tied
+from medusa_chat.training.joint import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE, ShortVocabulary
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
@@ -53,7 +53,7 @@ class Base:
 @dataclass
 class TrainingSetup:
     """The backbone of a training. source: where its files are; length: most tokens of an example;
-    notes: what was decided, for the plan; model: None until it is read."""
+    notes: what was decided and left out, for the plan; model: None until it is read."""
 
     base: Base
     source: Checkpoint
@@ -99,8 +99,8 @@ class TrainingSetup:
 def prepare_setup(
     request: TrainRequest, group: ProcessGroup
 ) -> Generator[Stage, None, TrainingSetup]:
-    """Everything about the backbone but its weights; a stage where it is downloaded, and where its
-    file is converted first. Raises ModelError, DeviceError, UsageError."""
+    """Everything about the backbone except its weights; a Stage for its download, and for the
+    conversion of its file. Raises ModelError, DeviceError, UsageError."""
     source: Checkpoint = yield from stages_of(
         fetch(LoadRequest(request.backbone, offline=request.offline))
     )
@@ -122,8 +122,8 @@ def prepare_setup(
 
 
 def stages_of(steps: Iterator[tuple[LoadPhase, Any]]) -> Generator[Stage, None, Any]:
-    """What loading steps return, or yield at last; a stage for each new note, and for a download
-    without one."""
+    """The result of the phases of a load; a Stage for each new note, and for a download without
+    one."""
     last, result = "", None
     while True:
         try:
@@ -137,14 +137,14 @@ def stages_of(steps: Iterator[tuple[LoadPhase, Any]]) -> Generator[Stage, None, 
 
 
 def _device_name(name: str, group: ProcessGroup) -> str:
-    """The device of this process: one GPU for each of several."""
+    """The device of this process; each of several processes has its own GPU."""
     if group.size > 1 and name in ("auto", "cuda") and torch.cuda.is_available():
         return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     return name
 
 
 def _require_teacher(recipe: Recipe, precision: str) -> None:
-    """Refuse a quantised backbone as the teacher of itself."""
+    """Raises UsageError for a quantised backbone that would be its own teacher."""
     if recipe.distill and recipe.method == "medusa-2" and precision in ("nf4", "int8"):
         raise UsageError(
             f"--distill with medusa-2 needs a teacher that is not quantised, and --precision is "
@@ -248,7 +248,7 @@ def plan(
 
 def _plan_notes(is_one: bool, steps: int, is_tied_joint: bool) -> Iterator[str]:
     if is_one:
-        yield "there is only one row: the held-out figures are of what was learnt"
+        yield "there is only one row: the held-out figures come from the training data"
     if steps < FEW_STEPS:
         yield (
             f"heads learn little in {steps} steps: raise --epochs or --max-steps, or give more data"

@@ -19,7 +19,6 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.training.events import Evaluated, HiddenStates, TrainStep
 from medusa_chat.training.examples import Example, collate, group_by_length
-from medusa_chat.training.lora import adapter_tensors, load_adapter
 from medusa_chat.training.loss import (
     HeadInputs,
     HeadLosses,
@@ -87,9 +86,9 @@ def train_heads(
 ) -> Iterator[HiddenStates | TrainStep | Evaluated]:
     """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
-    state: file that is written every save_every steps and when the generator is closed, and from
-    which a training goes on; an interrupted training gives the same heads, bit for bit on a CPU.
-    Several processes give the heads of a single one that does not cache hidden states. cached: the
+    state: a file written every save_every steps and when the generator is closed, from which a
+    training continues; an interrupted training gives the same heads, bit for bit on a CPU. Several
+    processes give the same heads as a single one that does not cache hidden states. cached: the
     examples' inputs, where the caller has run the backbone already. short: the vocabulary of the
     loss; evaluations are over all tokens. Raises MedusaChatError when a loss is not finite.
     """
@@ -122,8 +121,8 @@ def train_heads(
 def stream_batches(
     examples: Sequence[Example], recipe: Recipe, start: int, group: ProcessGroup
 ) -> Iterator[tuple[int, Sequence[Example]]]:
-    """(step, this process's rows of the batch) from step `start` on. A process without any runs the
-    first one without its labels, so that it has its part in every sum."""
+    """(step, this process's rows of the batch) from step `start` on. A process without any runs
+    the first row without its labels, so that it takes part in every sum."""
     step = 0
     for epoch in range(recipe.steps if start < recipe.steps else 0):
         for rows in group_by_length(examples, recipe.batch_tokens, recipe.seed + epoch):
@@ -140,8 +139,8 @@ def stream_batches(
 
 @dataclass
 class StageState:
-    """What a stage of a training learns, and the file it is kept in; None keeps nothing. wrapped:
-    the peft model whose adapter learns too (Medusa-2). step: the number of steps done."""
+    """What one stage trains, and the file of its state; None: it is not saved. wrapped: the peft
+    model whose adapter is trained too (Medusa-2). step: the number of steps done."""
 
     heads: MedusaHeads
     optimizers: Optimizers
@@ -158,7 +157,7 @@ class StageState:
         return [parameter for group in groups for parameter in group["params"]]
 
     def restore(self) -> None:
-        """Go on where the file is, if there is one. Raises UsageError for the state of another
+        """Continue from the file, if there is one. Raises UsageError for the state of another
         recipe."""
         if self.file is None or not self.file.exists():
             return
@@ -166,7 +165,8 @@ class StageState:
         saved: dict[str, Any] = torch.load(self.file, weights_only=True, map_location=device)
         if saved["recipe"] != asdict(self.recipe):
             raise UsageError(
-                f"{self.file} is of another recipe or version: remove it, or use the same options"
+                f"{self.file} belongs to another recipe or version: remove it, or use the same "
+                "options"
             )
         self.heads.load_state_dict(saved["heads"])
         for (optimizer, _), values in zip(self.optimizers, saved["optimizers"], strict=True):
@@ -176,7 +176,7 @@ class StageState:
         self.step = self.saved_step = int(saved["step"])
 
     def save(self) -> None:
-        """Write the file, where steps were done since. Raises MedusaChatError."""
+        """Write the file, if there were steps since the last time. Raises MedusaChatError."""
         if self.file is None or self.saved_step == self.step:
             return
         saved = {
@@ -193,7 +193,7 @@ class StageState:
 
 def write_state(path: Path, saved: dict[str, Any]) -> None:
     """Write a new file beside `path` and replace `path` with it. Raises MedusaChatError where that
-    fails; the old file stays."""
+    fails, and leaves the old file."""
     partial = path.with_suffix(".part")
     try:
         torch.save(saved, partial)
@@ -206,6 +206,23 @@ def write_state(path: Path, saved: dict[str, Any]) -> None:
         ) from error
 
 
+def adapter_tensors(model: Any) -> dict[str, Tensor]:
+    """The adapter's weights on the CPU in the dtype they were trained in (float32 over a backbone
+    of half precision), by peft's names: of each linear [out, in] `...lora_A.weight` [r, in] and
+    `...lora_B.weight` [out, r]."""
+    from peft import get_peft_model_state_dict
+
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def load_adapter(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Load the tensors of adapter_tensors into the adapter."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(model, tensors)
+
+
 # ------------------------------------------------------------------------------------- the steps
 
 
@@ -216,9 +233,9 @@ def run_steps(
     evaluate: Callable[[int], Evaluated] | None,
     group: ProcessGroup,
 ) -> Iterator[TrainStep | Evaluated]:
-    """One optimizer step for each (step, batch). The first process saves the state when that is
-    due, and when the generator is closed between two steps. evaluate(steps done): when that is due.
-    Raises MedusaChatError when the loss is not finite."""
+    """One optimizer step for each (step, batch). The first process saves the state every save_every
+    steps, and when the generator is closed between two steps. evaluate(steps done): called every
+    evaluate_every steps. Raises MedusaChatError when the loss is not finite."""
     recipe, parameters = stage.recipe, stage.parameters
     try:
         for step, batch in batches:
@@ -247,7 +264,7 @@ def run_steps(
 
 
 def is_due(done: int, every: int, steps: int) -> bool:
-    """Whether something is due that happens every `every` steps, and after the last step."""
+    """Whether what happens every `every` steps, and after the last, is due."""
     return done % every == 0 or done == steps
 
 

@@ -68,13 +68,17 @@ class Page:
     guests: GuestServer
     others: Sequence[str] = ()
     has_api: bool = False
+    history: History | None = None
 
     def close(self) -> None:
-        """End the link and the server; the session stays with its owner."""
+        """End the link and the server, and leave the conversations to the next program; the session
+        stays with its owner."""
         self.share.stop()
         self.guests.close()
         with contextlib.redirect_stdout(io.StringIO()):
             self.blocks.close(verbose=False)
+        if self.history:
+            self.history.close()
 
 
 def say(line: str) -> None:
@@ -150,7 +154,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     url = _serve(blocks, options, host, auth, {"middleware": layers, "lifespan": lifespan})
     others = addresses(host, urlsplit(url).port)
     url = options.root_path if root.netloc else url.replace("[::]", "[::1]")
-    return Page(blocks, url, auth, share, guests, others, api is not None)
+    return Page(blocks, url, auth, share, guests, others, api is not None, options.history)
 
 
 def _without_cors(app: Any) -> None:

@@ -42,7 +42,7 @@ def test_every_study_gives_rows_that_name_its_script(
     given = ["--checkpoint", request_of.checkpoint, "--precision", "fp32", "--device", "cpu"]
     given += ["--prompts", str(questions), "--data", str(answers), "--json"]
     given += ["--draft", request_of.checkpoint, "--max-new-tokens", "14", "--rounds", "1"]
-    given += ["--report", str(tmp_path / "r.html"), "--answers", str(tmp_path / "a.jsonl")]
+    kept_by_report = ["--report", str(tmp_path / "r.html"), "--answers", str(tmp_path / "a.jsonl")]
     given += ["--picture", str(tmp_path / "p.svg"), "--nodes", "8"]
     for module, small in (
         ("figures", {"SIZES": (8,), "DENSE_EACH": 1}),
@@ -55,13 +55,15 @@ def test_every_study_gives_rows_that_name_its_script(
     monkeypatch.setattr(shapes, "ALONE", replace(shapes.ALONE, max_steps=2, batch_tokens=64))
     script = imported("run")
     for name in script.STUDIES:
-        script.main([name, *given])
+        script.main([name, *given, *(kept_by_report if name == "report" else [])])
         rows = json.loads(capsys.readouterr().out)["rows"]
         measured = any(row["value"] is not None for row in rows)
         assert measured or name == "reference", (name, rows)
         assert all(f"paper/run.py {name}" in row["command"] for row in rows), name
     assert "</html>" in (tmp_path / "r.html").read_text("utf-8")
     assert "</svg>" in (tmp_path / "p.svg").read_text("utf-8")
+    with pytest.raises(SystemExit, match="--report is for the study report"):
+        script.main(["trees", *given, *kept_by_report])  # it wrote a page without answers
 
 
 def test_a_study_that_moved_is_named_with_its_script(imported, capsys):

@@ -30,7 +30,14 @@ def told():
 
 @pytest.fixture
 def history(tmp_path, told):
-    return History(tmp_path / "deep" / FILE, told.append)
+    return owned(tmp_path / "deep" / FILE, told.append)
+
+
+def owned(file, tell=None):
+    """The conversations of a file, which this program has."""
+    history = History(file, tell)
+    assert history.own()
+    return history
 
 
 def said(*texts, at=0.0, title=""):
@@ -137,32 +144,36 @@ def test_of_a_file_with_a_bad_page_all_but_what_lies_there_is_kept(history, told
     assert b"12 12 12" in aside.read_bytes() and not list(history.file.parent.glob("*.new-*"))
 
 
-def test_two_programs_mend_a_file_one_after_the_other(history, told, monkeypatch):
-    """The second one set the mended file aside, with what was saved in it meanwhile."""
-    history.save("old", KEPT)
+def test_only_the_program_that_has_the_conversations_writes(history, told):
+    history.save("a", KEPT)
+    other = History(history.file, told.append)
+    assert not other.own() and not other.save("b", KEPT) and other.add([("b", KEPT)]) is None
+    assert other.load("a") == KEPT and other.purge(0) == [] and told == []
+    assert other.other_owner.startswith(f"another medusa-chat (process {os.getpid()}, since ")
     history.file.write_bytes(b"\xff" * 200 + history.file.read_bytes()[200:])
-    other, is_there = History(history.file, told.append), threading.Event()
-    is_sound, lock = module._is_sound, module.FileLock
-    beside = threading.Thread(target=lambda: (other.save("b", KEPT), is_there.set()))
+    assert other.listed() == [] and "cannot be read" in told[0], "a repair would be a write"
+    history.close()
+    assert not history.save("b", KEPT) and other.own() and other.own() and other.save("b", KEPT)
+    assert {one.id for one in other.listed()} == {"a", "b"}
 
-    def looking(file):
-        found = is_sound(file)
-        if beside.ident is None:
-            beside.start()
-            assert is_there.wait(60)  # it is done, or waits for its turn
-        return found
 
-    def locking(name):
-        if threading.current_thread() is beside:
-            is_there.set()
-        return lock(name)
-
-    monkeypatch.setattr(module, "_is_sound", looking)
-    monkeypatch.setattr(module, "FileLock", locking)
-    assert history.save("a", KEPT)
-    beside.join(60)
-    assert {one.id for one in history.listed()} == {"a", "b", "old"} and len(told) == 1
-    assert len(list(history.file.parent.glob("*.corrupt-*"))) == 1
+def test_a_program_that_was_killed_leaves_no_lock(tmp_path):
+    code = """if True:
+        import sys, time
+        from pathlib import Path
+        from medusa_chat.runtime.history import History
+        history = History(Path(sys.argv[1]))
+        print(history.own(), flush=True)
+        time.sleep(600)
+    """
+    file = tmp_path / FILE
+    owner = subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "True\n"
+    history = History(file)
+    assert not history.own() and f"process {owner.pid}," in history.other_owner
+    owner.kill()
+    owner.communicate()
+    assert history.own() and history.save("a", KEPT)
 
 
 @pytest.mark.parametrize("where", ["title 1", "words 1", "title 2"])
@@ -186,15 +197,15 @@ def schema_bytes():
 def test_a_damaged_byte_of_the_schema_costs_nothing(tmp_path, value):
     """Most cost every conversation; some were an exception in every call, or a list that was empty
     for good."""
-    History(tmp_path / FILE).save("a", KEPT)
+    owned(tmp_path / FILE).save("a", KEPT)
     whole = (tmp_path / FILE).read_bytes()
     for at in {*schema_bytes(), whole.index(b"created_at"), whole.index(b"body")}:
         told, file = [], tmp_path / str(at) / FILE
         file.parent.mkdir()
         file.write_bytes(whole[:at] + value + whole[at + 1 :])
-        history = History(file, told.append)
+        history = owned(file, told.append)
         assert [one.id for one in history.listed()] == ["a"], whole[at - 9 : at + 9]
-        assert history.load("a") == KEPT == history.save("a", KEPT), whole[at - 9 : at + 9]
+        assert history.load("a") == KEPT and history.save("a", KEPT), whole[at - 9 : at + 9]
         assert len(told) == len(list(file.parent.glob("*.corrupt-*"))) <= 1
         assert not list(file.parent.glob("*.copy-*"))
 
@@ -211,7 +222,7 @@ def nothing_beside(history):
 def test_reading_never_needs_writing(nothing_beside, told):
     history = nothing_beside
     assert [one.id for one in history.listed()] == ["a"] and history.all() == [KEPT]
-    assert history.load("a") == KEPT and not history.is_gone("a") and history.is_gone("b")
+    assert history.load("a") == KEPT
     assert told == []
     assert not history.save("b", KEPT) and "cannot be saved" in told[0]
     assert [one.id for one in history.listed()] == ["a"] and len(told) == 1
@@ -219,7 +230,7 @@ def test_reading_never_needs_writing(nothing_beside, told):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 def test_a_path_may_hold_what_an_address_may_not(tmp_path, told):
-    history = History(tmp_path / "a?b #c%20" / os.fsdecode(b"\xff") / FILE, told.append)
+    history = owned(tmp_path / "a?b #c%20" / os.fsdecode(b"\xff") / FILE, told.append)
     history.save("a", KEPT)
     assert history.load("a") == KEPT and told == []
 
@@ -228,7 +239,7 @@ def test_what_cannot_be_read_without_writing_is_said(nothing_beside, told):
     history = nothing_beside
     history.file.with_name(f"{FILE}-wal").write_bytes(b"of a program that was killed")
     assert [one.id for one in history.listed()] == ["a"] == [one.id for one in history.listed()]
-    assert len(told) == 1 and "without what was said last" in told[0] and "-wal" in told[0]
+    assert len(told) == 1 and "without the latest messages" in told[0] and "-wal" in told[0]
 
 
 ROW = json.loads(KEPT.to_line())
@@ -261,7 +272,7 @@ def test_a_broken_row_counts_as_none_and_is_said(history, told, chat):
 
 def test_a_folder_that_cannot_be_made_is_said_and_stops_nothing(tmp_path, told):
     (tmp_path / "file").write_text("in the way")
-    history = History(tmp_path / "file" / FILE, told.append)
+    history = owned(tmp_path / "file" / FILE, told.append)
     assert not history.save("a", KEPT) and not history.save("a", KEPT)
     assert len(told) == 1 and "cannot be saved" in told[0]
 
@@ -277,55 +288,13 @@ def test_threads_may_save_at_once(history, told):
 
 def test_all_conversations_are_read_but_for_the_broken_ones(tmp_path):
     told = []
-    history = History(tmp_path / FILE, told.append)
+    history = owned(tmp_path / FILE, told.append)
     for number in range(3):
         history.save(f"id{number}", said(f"chat {number}", at=number))
     with closing(sqlite3.connect(history.file)) as base, base:
         base.execute("INSERT INTO conversations VALUES ('x', '', 0, 9, NULL, '', '{')")
     texts = [kept.messages[0]["content"] for kept in history.all()]
     assert texts == ["chat 2", "chat 1", "chat 0"] and len(told) == 1
-
-
-def test_what_another_program_wrote_meanwhile_stays_beside_it(history):
-    """Two servers on one data folder: each had the conversation in memory as it was when it looked,
-    and the one that wrote last erased what was said in the other."""
-    base = said("hello")
-    history.save("a", base)
-    theirs = replace(base, tree=base.tree.plus("user", "theirs").plus("assistant", "yes"))
-    theirs = replace(theirs, given_title="their title", updated_at=9.0)
-    assert history.save("a", theirs, before=base) is theirs
-    ours = replace(base, tree=base.tree.plus("user", "ours"), system="Be brief.", updated_at=7.0)
-    both = history.save("a", ours, before=base)
-    assert history.load("a") == both and both.updated_at == 9.0
-    assert (both.given_title, both.system) == ("their title", "Be brief.")
-    assert [one.content for one in both.tree.path] == ["hello", "ours"]
-    versions = both.tree.versions(both.tree.leaf)
-    assert [both.tree.said[at].content for at in versions] == ["theirs", "ours"]
-    shown = both.tree.showing(versions[0])
-    assert [one.content for one in shown.path] == ["hello", "theirs", "yes"]
-    renamed = replace(base, given_title="ours")
-    again = history.save("a", renamed, before=base)
-    assert again.given_title == "ours" and again.tree == both.tree  # what was said last is shown
-    gone = replace(both, tree=both.tree.without(both.tree.leaf))
-    assert history.save("a", gone, before=again) is gone
-    assert len(history.load("a").tree.said) == 3
-
-
-def test_nobody_writes_between_reading_what_is_there_and_writing(history, monkeypatch):
-    base, seen, checked = said("hello"), [], history._checked
-    history.save("a", replace(base, given_title="theirs"))
-
-    def meanwhile(row):
-        with closing(sqlite3.connect(history.file, timeout=0)) as other, other:
-            try:
-                other.execute("UPDATE conversations SET title = 'x'")
-            except sqlite3.OperationalError as error:
-                seen.append(str(error))
-        return checked(row)
-
-    monkeypatch.setattr(history, "_checked", meanwhile)
-    assert history.save("a", replace(base, system="ours"), before=base).given_title == "theirs"
-    assert seen == ["database is locked"]
 
 
 def test_a_failure_is_told_again_after_a_success(history, told, monkeypatch):
@@ -377,9 +346,12 @@ def test_a_program_that_is_killed_while_it_adds_has_added_nothing(history):
 
         long = StoredConversation(MessageTree().plus("user", "x" * 1_000_000))
         found = [(f"b{number}", long) for number in range(20)]  # more than sqlite's cache
-        history.History(Path(sys.argv[1])).add([*found, ("c", Deadly(long.tree))])
+        mine = history.History(Path(sys.argv[1]))
+        assert mine.own()
+        mine.add([*found, ("c", Deadly(long.tree))])
     """
+    history.close()
     done = subprocess.run([sys.executable, "-c", code, str(history.file)])
-    assert done.returncode == -signal.SIGKILL
+    assert done.returncode == -signal.SIGKILL and history.own()
     assert [one.id for one in history.listed()] == ["a"]
     assert history.add([("b", said("x"))]) == 1

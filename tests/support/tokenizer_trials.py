@@ -12,7 +12,9 @@ from medusa_chat.checkpoints import load, tokenizer_trial
 class TrialHere:
     def __init__(self, folder: Path, plain_too: bool = False) -> None:
         self._folder, file = folder, folder / tokenizer_trial.FILE
-        self._file = file if plain_too or tokenizer_trial.is_suspect(file) else None
+        self._file = (
+            file if plain_too or (file.is_file() and tokenizer_trial.is_suspect(file)) else None
+        )
 
     def refuse(self) -> None:
         if self._file is not None:

@@ -18,8 +18,14 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.training.examples import Example, collate
-from medusa_chat.training.joint import joint_loss, next_tokens, train_jointly, weight_of_heads
-from medusa_chat.training.lora import add_adapter, linear_names
+from medusa_chat.training.joint import (
+    add_adapter,
+    joint_loss,
+    linear_names,
+    next_tokens,
+    train_jointly,
+    weight_of_heads,
+)
 from medusa_chat.training.loss import IGNORED, HeadLosses, ShortVocabulary, head_targets
 from medusa_chat.training.process_group import ProcessGroup
 from medusa_chat.training.recipe import Recipe

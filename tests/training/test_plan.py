@@ -6,7 +6,7 @@ import pytest
 from support.training_models import write_backbone
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from medusa_chat.training.lora import adapter_size, add_adapter
+from medusa_chat.training.joint import adapter_size, add_adapter
 from medusa_chat.training.recipe import Recipe
 
 

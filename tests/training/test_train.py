@@ -305,6 +305,7 @@ def test_calibration_asks_the_users_own_chats_again(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history = History(data_dir() / FILE)
+    assert history.own()
     for number in range(3):
         said = MessageTree().plus("user", f"abc {number}").plus("assistant", "a secret")
         assert history.save(f"browser {number}", StoredConversation(said))
@@ -469,7 +470,7 @@ def test_empty_set_and_bad_row_are_refused(
     file = tmp_path / "d.jsonl"
     file.write_text("\n")
     line = command(inputs, tmp_path / "a", data=str(file))
-    assert "holds no conversation" in refusal(line, capsys)
+    assert "has no conversation" in refusal(line, capsys)
     file.write_text('{"messages": 3}\n')
     line = command(inputs, tmp_path / "b", data=str(file))
     assert re.search(r"d\.jsonl:1: ", refusal(line, capsys))

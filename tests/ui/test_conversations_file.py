@@ -136,7 +136,7 @@ def test_an_id_that_another_conversation_has_is_not_taken_from_it(server):
     before = server.sessions.history.load(chat.id)
     forged = file_of(*(conversation(message(content=text), id=chat.id) for text in ("x", "y", "x")))
     assert server.take_file(tab.key, forged.encode()).startswith("2 conversations added, 1 here")
-    assert server.sessions.history.load(chat.id) == before == chat.on_disk
+    assert server.sessions.history.load(chat.id) == before == chat.stored
     assert sorted(titles(server)) == ["hello", "x", "y"]
     assert ", 3 here" in server.take_file(tab.key, forged.encode())
     server.delete_conversation(tab, event(id=chat.id))

@@ -23,8 +23,7 @@ from paper_context import PaperContext
 from medusa_chat.bench.rows import Row, row
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.training.examples import Example
-from medusa_chat.training.joint import joint_loss, train_jointly
-from medusa_chat.training.lora import add_adapter
+from medusa_chat.training.joint import add_adapter, joint_loss, train_jointly
 from medusa_chat.training.loss import HeadInputs, ShortVocabulary, cache_inputs, evaluate
 from medusa_chat.training.recipe import Recipe
 from medusa_chat.training.trainer import new_heads, train_heads

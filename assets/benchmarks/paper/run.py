@@ -58,30 +58,47 @@ WITHOUT_PROMPTS = ("hardware", "roofline", "heads", "two-stage", "host")
 FILES = ("prompts", "draft", "data", "reference", "medusa_2")
 
 
+OF_REPORT = ("report", "answers", "model_id")
+
+
 def parser() -> argparse.ArgumentParser:
     """The options; each study reads some of them."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("study", choices=STUDIES)
-    for name in ("checkpoint", "backbone", "report", "answers", "model-id", "picture", "output"):
-        made.add_argument(f"--{name}")
-    for name in FILES:
-        made.add_argument(f"--{name.replace('_', '-')}", type=Path)
-    for name in ("questions", "nodes", "max-context"):
-        made.add_argument(f"--{name}", type=int)
-    made.add_argument("--precision", default="auto")
-    made.add_argument("--device", default="auto")
-    made.add_argument("--tree", default="auto")
-    made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--max-new-tokens", type=int, default=128)
-    made.add_argument("--acceptance", default="exact")
-    made.add_argument("--temperature", type=float, default=0.0)
-    made.add_argument("--json", action="store_true")
+    made.add_argument("study", choices=STUDIES, help="the study to run")
+    add = made.add_argument
+    add("--checkpoint", help="ID or DIR of a checkpoint with heads; default: the demo")
+    add("--backbone", help="ID, DIR or FILE.gguf, for heads without their backbone")
+    add("--precision", default="auto", help="number format of the backbone; default: auto")
+    add("--device", default="auto", help="auto, cpu, cuda[:N] or mps; default: auto")
+    add("--max-context", type=int, metavar="N", help="most tokens of a prompt with its answer")
+    add("--prompts", type=Path, metavar="FILE", help="questions in MT-Bench's format")
+    add("--questions", type=int, metavar="N", help="ask N of them, evenly spread; default: all")
+    add("--tree", default="auto", help="tree of the drafts: auto, NAME or FILE; default: auto")
+    add("--nodes", type=int, metavar="N", help="nodes of the tree, including the root")
+    add("--rounds", type=int, default=5, metavar="N", help="repetitions, interleaved; default: 5")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens per answer: 128")
+    add("--acceptance", default="exact", help="report: exact, typical or typical-sampled")
+    add("--temperature", type=float, default=0.0, metavar="X", help="report: default 0")
+    add("--draft", type=Path, metavar="DIR", help="assisted: a draft model")
+    add("--data", type=Path, metavar="FILE", help="heads, two-stage: conversations to train on")
+    add("--reference", type=Path, metavar="DIR", help="reference: a checkout of the paper's code")
+    add("--medusa-2", type=Path, metavar="DIR", help="ladder: a checkpoint of Medusa-2")
+    add("--report", metavar="FILE", help="report: write a page with the answers")
+    add("--answers", metavar="FILE", help="report: write answers for FastChat's judges")
+    add("--model-id", metavar="NAME", help="report: the model's name in --answers")
+    add("--picture", metavar="FILE", help="write the rows as an SVG")
+    add("--output", metavar="FILE", help="write the rows as JSON")
+    add("--json", action="store_true", help="print the rows as JSON")
     return made
 
 
 def context_of(asked: argparse.Namespace) -> PaperContext:
     """The loaded checkpoint and what the studies read. Raises MedusaChatError."""
     settings = GenerationSettings(acceptance=asked.acceptance, temperature=asked.temperature)
+    for name in OF_REPORT:
+        if asked.study != "report" and getattr(asked, name) is not None:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} is for the study report: run that, or omit --{option}")
     for name in FILES:
         path = getattr(asked, name)
         if path is not None and not path.exists():

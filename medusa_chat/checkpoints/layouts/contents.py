@@ -26,8 +26,8 @@ from medusa_chat.gguf_files import choose_file, parts_of
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source holds. base: the backbone that it names for heads that come alone. adapter:
-    the file of a LoRA adapter. notes: a sentence for each thing left aside."""
+    """What a source holds. base: the backbone named for heads without one. adapter: the file of a
+    LoRA adapter. notes: one sentence for each thing that is ignored."""
 
     name: str
     heads: HeadsFile | None
@@ -38,14 +38,14 @@ class Contents:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the heads lie in the weights of their own backbone."""
+        """Whether the heads are in the weights of their own backbone."""
         return (
             self.heads is not None and self.heads.layout in ("C", "F", "H") and bool(self.backbone)
         )
 
     @property
     def refuses_backbone(self) -> str:
-        """Why it takes no other backbone; empty where it does."""
+        """Why it cannot take another backbone; empty where it can."""
         if self.is_whole:
             return "holds its own backbone, trained together with its heads: omit --backbone"
         if self.heads is None and self.adapter is None and self.backbone is not None:
@@ -54,8 +54,8 @@ class Contents:
 
 
 def survey(source: Source) -> Contents:
-    """What a source and the folders one level below it hold: each config and each header is read
-    once, no weights. Raises ModelError for heads that are broken."""
+    """What a source and its subfolders hold: each config and header is read once, no weights.
+    Raises ModelError for broken heads."""
     heads, backbone, adapter = None, None, None
     config: Mapping[str, Any] = {}
     notes: list[str] = []
@@ -76,12 +76,12 @@ def survey(source: Source) -> Contents:
 
 
 def backbone_of(source: Source) -> BackboneFiles | None:
-    """The whole model of a source, its heads left aside."""
+    """The whole model in a source, without regard to heads."""
     return next(filter(None, (_backbone_in(folder, None) for folder in _folders(source))), None)
 
 
 def place_in(source: Path, files: BackboneFiles) -> Path:
-    """A model's folder below the source's, or its GGUF file there, by its first part."""
+    """The subfolder of a model, or its GGUF file there (the first part of a split one)."""
     return source / files.folder / (files.files[0] if files.stored else "")
 
 
@@ -90,7 +90,7 @@ def _backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | Non
 
 
 def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:
-    """The heads with what their config and an adapter beside them say."""
+    """The heads completed by their config and by an adapter beside them."""
     layout = heads.layout
     if heads.is_whole and has_medusa_config(config):
         layout = "H"
@@ -101,8 +101,8 @@ def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | Non
 
 
 def _folders(source: Source) -> list[Folder]:
-    """The root first, then the folders below it by name; of those deeper down the one with the GGUF
-    file that is read."""
+    """The root, then its subfolders by name; of deeper folders only the one with the GGUF file that
+    is read."""
     sizes: dict[str, dict[str, int]] = {"": {}}
     deep = (choose_file(source.files())[0] or "").rpartition("/")[0]
     for path, size in source.files().items():
@@ -113,8 +113,8 @@ def _folders(source: Source) -> list[Folder]:
 
 
 def gguf_in(folder: Folder) -> BackboneFiles | None:
-    """The model in the GGUF file of the source that is read, where it lies in this folder, else
-    None. Its config comes from the file; what lies beside it is not read. Raises ModelError."""
+    """The model in the source's GGUF file, if that is in this folder, else None. Its config comes
+    from the file; other files are ignored. Raises ModelError."""
     path, why = choose_file(folder.source.files())
     if path is None or path.rpartition("/")[0] != folder.folder:
         return None
@@ -140,7 +140,7 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
 
 
 REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
-# a share of the network, as Windows reads a name: opening one tells its host who the user is
+# a network share, as Windows reads a name: opening one tells its host who the user is
 SHARE = re.compile(r"[\\/]([\\/]|\?\?)")
 # where each tool writes it; the first that is there counts
 HEADS = ("medusa_num_heads", "num_medusa_heads", "num_heads")
@@ -148,8 +148,8 @@ LAYERS = ("medusa_num_layers", "num_medusa_layers", "num_hidden_layers")
 
 
 def base_of(config: Mapping[str, Any]) -> str | None:
-    """The backbone that the config names, None for none ("N/A" is none, and a share of the network,
-    which only the user may name)."""
+    """The backbone that the config names, None for none ("N/A" counts as none, and so does a
+    network share, which only the user may name)."""
     base = config.get("base_model_name_or_path")
     base = base.strip() if isinstance(base, str) else ""
     if base.lower() not in ("", "n/a", "none", "null") and not SHARE.match(base):
@@ -159,7 +159,7 @@ def base_of(config: Mapping[str, Any]) -> str | None:
 
 
 def disagreements(config: Mapping[str, Any], heads: HeadsFile) -> Iterator[str]:
-    """A sentence for each thing that the config says otherwise than the file."""
+    """A sentence for each point where the config differs from the file."""
     nested = _nested(config)
     is_model = nested is config and (heads.is_whole or config.get("model_type") != "medusa")
     for keys, found, what in ((HEADS, heads.heads, "heads"), (LAYERS, heads.layers, "layers")):

@@ -32,11 +32,11 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 @dataclass(frozen=True)
 class BackboneFiles:
-    """A whole model. folder: "" or the folder below. files: its weights in that folder, all
-    .safetensors, all pickles, or the parts of one GGUF file; missing: what its index names and is
-    not there. stored: the type of most weights of a GGUF file, which holds config and tokenizer as
-    well. kept: bytes of its matrices where our C code keeps them as a GGUF file has them, after it
-    was converted too. notes: why these files."""
+    """A whole model. folder: "" or the subfolder. files: its weights in that folder, all
+    .safetensors, all pickles, or the parts of one GGUF file; missing: files of its index that are
+    not there. stored: the type of most weights of a GGUF file, which holds config and tokenizer,
+    too. kept: bytes of its matrices where our C code keeps the blocks of the GGUF file in memory,
+    even after a conversion. notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -55,7 +55,7 @@ class BackboneFiles:
 
 @dataclass
 class Folder:
-    """One folder of a source during a survey. sizes: bytes of its files. notes: for the user."""
+    """One folder of a source while it is surveyed. sizes: file -> bytes. notes: for the user."""
 
     source: Source
     folder: str
@@ -87,7 +87,7 @@ class Folder:
 
 
 def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
-    """The whole model of a folder: a config of a family, and weights that are not only heads."""
+    """The whole model in a folder: a config with a model_type and more weights than heads."""
     config = folder.json("config.json")
     if not isinstance(config.get("model_type"), str) or config["model_type"] == "medusa":
         return None
@@ -115,7 +115,7 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
 
 
 def _unnamed(folder: Folder, file: str) -> str:
-    """Why weights that neither an index nor their own name tells of are not read."""
+    """Why weights with neither an index nor a usual name are not read."""
     where, index = f"{folder.source.name}/{folder.path(file)}", "model.safetensors.index.json"
     if "-of-" in file:
         return f"{where} is one of several files and {index} is missing: fetch it too"
@@ -123,8 +123,8 @@ def _unnamed(folder: Folder, file: str) -> str:
 
 
 def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any]) -> None:
-    """Refuse what can be told from the headers of the weights. Of a Hub repo they are not read:
-    what is downloaded is checked against its size and hash."""
+    """Refuse weights that their headers show to be wrong. Those of a Hub repo are not read: a
+    download is checked against its size and hash."""
     header: dict[str, Entry] = {}
     for file in files:
         header |= folder.header(file)
@@ -132,16 +132,15 @@ def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any])
 
 
 def model_files(source: Source) -> tuple[str, ...]:
-    """The files of the weights of a folder by its own, in the order of `backbone_in`."""
+    """The weight files in the top folder of a source, in the order of `backbone_in`."""
     sizes = {name: size for name, size in source.files().items() if "/" not in name}
     return tuple(_model_files(Folder(source, "", sizes))[0])
 
 
 def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:
-    """Weights of the model, what of them is missing, and the index (tensor -> file) if any.
-    Safetensors before pickles; an index whose files are all there before a single file, which
-    is then something else that lies beside it. Other indexes are of other programs (Mistral's
-    "consolidated")."""
+    """The model's weight files, those missing, and the index (tensor -> file) if any. Safetensors
+    come before pickles, and an index with all its files before a single file, which is then
+    something else. Other indexes belong to other programs (Mistral's "consolidated")."""
     for ending, stem in ((".safetensors", "model"), (".bin", "pytorch_model")):
         single, index = stem + ending, f"{stem}{ending}.index.json"
         table = _weight_map(folder, index) if index in folder.sizes else {}
@@ -174,8 +173,8 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
 
 
 def heads_in(folder: Folder, has_model: bool = False) -> HeadsFile | None:
-    """The heads of one folder: a file of their own by its name, the model's weights, any other.
-    has_model: whether a folder before it holds the model."""
+    """The heads in one folder: in a file named for them, in the model's weights, or in any other
+    file. has_model: whether an earlier folder holds the model."""
     weights = [n for n in sorted(folder.sizes) if n.endswith(WEIGHTS) and not JUNK.search(n)]
     weights = [name for name in weights if name not in ADAPTERS]
     model, missing, table = _model_files(folder)
@@ -191,7 +190,7 @@ def heads_in(folder: Folder, has_model: bool = False) -> HeadsFile | None:
 
 
 def _own_file(folder: Folder, named: list[str]) -> HeadsFile:
-    """One file of heads; a .safetensors before a .pt of the same heads."""
+    """The file of heads; a .safetensors is preferred to a .pt."""
     ordered = sorted(named, key=lambda n: (not n.endswith(".safetensors"), n))
     for file in ordered[1:]:
         folder.notes.append(f"{folder.path(file)} is not read: {ordered[0]} is")
@@ -201,8 +200,8 @@ def _own_file(folder: Folder, named: list[str]) -> HeadsFile:
 
 
 def _in_model(folder: Folder, files: list[str], table: Mapping[str, str]) -> HeadsFile | None:
-    """The heads among the weights of a model; None for a model without. Where an index tells the
-    names, only the headers of files with heads are read."""
+    """The heads among the weights of a model; None where there are none. With an index, only the
+    headers of files with heads are read."""
     if table:
         files = sorted({f for name, f in table.items() if _is_head(name) and f in files})
     headers = {folder.path(file): folder.header(file) for file in files}
@@ -224,8 +223,8 @@ def _is_head(name: str) -> bool:
 
 
 def _other_file(folder: Folder, files: Iterable[str], has_model: bool) -> HeadsFile | None:
-    """Heads in a file of any other name. A file that cannot be read is ignored with a note where
-    there is a model beside it, else refused."""
+    """Heads in a file of any other name. An unreadable file is ignored with a note where there is a
+    model, else refused."""
     for file in files:
         try:
             header = folder.header(file)
@@ -251,9 +250,9 @@ MOST_LAYERS = 10_000
 
 
 def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where: str) -> None:
-    """header: of all files of the model. Raises ModelError for a layer that is missing and, in the
-    families that are known, for any tensor that is missing or of another shape. A quantised model
-    stores its weights otherwise: only its layers are counted."""
+    """header: of all files of the model. Raises ModelError for a missing layer and, in known
+    families, for any tensor that is missing or has another shape. Of a quantised model only the
+    layers are counted: its weights have other shapes."""
     _refuse_missing_layers(header, config.get("num_hidden_layers"), where)
     if not are_known(config) or config.get(QUANTISED):
         return
@@ -279,7 +278,7 @@ def are_known(config: Mapping[str, Any]) -> bool:
 
 
 def _outer(header: Mapping[str, Entry], name: str) -> Entry | None:
-    """A tensor that stands beside the layers, whatever is before its name."""
+    """A tensor outside the layers, whatever the prefix of its name."""
     return next((e for n, e in header.items() if n == name or n.endswith(f"model.{name}")), None)
 
 

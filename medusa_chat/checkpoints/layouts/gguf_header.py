@@ -35,8 +35,8 @@ KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor in a file. shape: rows first, as torch has it; type: a key of TYPES; start: its
-    first byte in the file; file: the part of a split file that it lies in, by its name."""
+    """A tensor in a file. shape: rows first, as in torch; type: a key of TYPES; start: its first
+    byte in the file; file: the name of the part it is in, of a split file."""
 
     shape: tuple[int, ...]
     type: int
@@ -47,16 +47,16 @@ class Placed:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """metadata: texts, numbers and short lists of numbers by key; of a list of texts, and of a long
-    one, only the count. tensors: by name, in the order of the file or of its parts."""
+    """metadata: texts, numbers and short lists of numbers by key; of lists of texts and long lists
+    only the length. tensors: by name, in the order of the file or its parts."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Placed]
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the matrices as our C code keeps them, an embedding that is no LM head left
-        out; 0 where none of them is quantised so."""
+        """Bytes of the matrices as our C code keeps them, without an embedding that is not the LM
+        head; 0 where none of them has such blocks."""
         tensors = dict(self.tensors)
         if "output.weight" in tensors:
             tensors.pop("token_embd.weight", None)
@@ -69,7 +69,7 @@ class GgufHeader:
 
     @property
     def quantisation(self) -> str:
-        """The type that most of the weights have, by its name."""
+        """The name of the type that most of the weights have."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             name = TYPES[tensor.type][0]
@@ -88,7 +88,7 @@ class Broken(Exception):
 
 
 class GgufReader:
-    """The bytes of a header, one after another; only what is asked for is read."""
+    """Reads the values of a header one after another, and no more than is asked for."""
 
     def __init__(self, source: Source, file: str, size: int) -> None:
         self._source, self._file = source, file
@@ -99,7 +99,7 @@ class GgufReader:
         self._texts = 0
 
     def take(self, length: int) -> int:
-        """The place of the next `length` bytes in `data`, which are there from now on."""
+        """Read the next `length` bytes; their offset in `data`."""
         start, end = self.place, self.place + length
         if end > self._most:
             long = f"its header is larger than {MAX_HEADER} bytes"
@@ -130,7 +130,7 @@ class GgufReader:
             raise Broken(f"{what} is not UTF-8") from error
 
     def skip_texts(self, count: int, what: str) -> None:
-        """Texts that nobody needs here; the tokenizer will, which takes ten times as long."""
+        """Skip texts that only the tokenizer needs; keeping them takes ten times as long."""
         self._texts += count
         if self._texts > MAX_TEXTS:
             raise Broken(
@@ -164,8 +164,8 @@ T = TypeVar("T")
 
 
 def read_part(source: Source, file: str) -> GgufHeader:
-    """The header of one file by itself: a part of a split one may have no tensors of its own, and
-    all but the first no tokenizer. Raises ModelError, in one line."""
+    """The header of one file. A part of a split file may have no tensors, and all but the first
+    have no tokenizer. Raises ModelError, in one line."""
     where = f"{source.name}/{file}"
     start = first_bytes(source, file)
     if start[:4] != MAGIC:
@@ -256,7 +256,7 @@ def _infos(
 def _placed(
     name: str, shape: tuple[int, ...], kind: int, offset: int, start: int, step: int, size: int
 ) -> Placed:
-    """A tensor that lies inside the file. start: of all tensors; step: of their places."""
+    """A tensor, checked to be inside the file. start: of all tensors; step: their alignment."""
     label = f"tensor {name[:80]!r}"
     if kind not in TYPES:
         raise Broken(f"{label} is of the unknown type {kind}")
@@ -282,7 +282,7 @@ def _refuse_overlap(tensors: Mapping[str, Placed]) -> None:
 
 
 def _refuse_odd_tokens(metadata: Mapping[str, Any]) -> None:
-    """Ids of special tokens must be in the vocabulary, each token has one kind at most."""
+    """Refuse special tokens outside the vocabulary, and more kinds than tokens."""
     count, kinds = metadata.get(TOKENS), metadata.get(KINDS)
     if type(count) is not int or count < 1:
         raise Broken("it holds no tokenizer")
@@ -304,8 +304,8 @@ NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 def read_gguf(source: Source, file: str) -> GgufHeader:
-    """The header of a GGUF file; file: its name, of a split one that of any part. Raises
-    ModelError, in one line, also for a part that is missing or belongs to another file."""
+    """The header of a GGUF file; file: its name, or that of any part. Raises ModelError, in one
+    line, also for a part that is missing or belongs to another file."""
     names = parts_of(file)
     for name in names:
         if name not in source.files():
@@ -357,8 +357,8 @@ MAX_COUNT = 2**31
 
 
 def count(metadata: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """A count from 1, for all layers where there is one for each. Raises ModelError for what is
-    none, and where layers differ."""
+    """A count of at least 1, of a list the one for all layers. Raises ModelError for anything else,
+    and where layers differ."""
     value = metadata.get(key, default)
     if isinstance(value, list) and len(set(value)) == 1:
         value = value[0]
@@ -373,7 +373,7 @@ def count(metadata: Mapping[str, Any], key: str, where: str, default: int | None
 
 
 def positive(metadata: Mapping[str, Any], key: str, default: float | None, where: str) -> float:
-    """A positive number. Raises ModelError for what is none, as where it and a default lack."""
+    """A positive number. Raises ModelError for anything else, and where there is no default."""
     value = metadata.get(key, default)
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
@@ -381,8 +381,8 @@ def positive(metadata: Mapping[str, Any], key: str, default: float | None, where
 
 
 def layers_of(metadata: Mapping[str, Any], family: str, where: str) -> int:
-    """Layers of the model itself: those behind them draft tokens (multi-token prediction), and are
-    left out. Raises ModelError."""
+    """Layers of the model itself, without those after them that draft tokens (multi-token
+    prediction). Raises ModelError."""
     key = f"{family}.nextn_predict_layers"
     layers, drafts = count(metadata, f"{family}.block_count", where), metadata.get(key, 0)
     if type(drafts) is not int or not 0 <= drafts < layers:

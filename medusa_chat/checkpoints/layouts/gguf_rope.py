@@ -53,10 +53,10 @@ def rope_parameters(
         raise _unknown(where, f"for a part of each head, {str(turned)[:40]} of {width} numbers")
     if family in PARTIAL and type(turned) is int and 0 < turned <= width:
         found |= {"partial_rotary_factor": turned / width}
-    parameters = {"rope_type": "default", "rope_theta": base} | found
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base, **found}
     if family == "deepseek2":  # where it is a tenth, for older files' sake
         for name in {"mscale", "mscale_all_dim"} & parameters.keys():
-            parameters[name] = round(10 * parameters[name], 6)
+            parameters[name] = round(10 * float(parameters[name]), 6)
     if kind == "gpt_oss":
         parameters["truncate"] = False
     if kind == "ministral3":

@@ -34,7 +34,7 @@ REMEDY = "fetch it again"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file, without its values. key: equal for tensors that share a storage."""
+    """Dtype and shape of one tensor in a file. key: equal for tensors that share a storage."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,8 +63,8 @@ def read_header(source: Source, file: str) -> dict[str, Entry]:
 
 
 def first_bytes(source: Source, file: str) -> bytes:
-    """The first 64 bytes of a file of weights. Raises ModelError for one that is not there, is
-    empty, or is something else under its name."""
+    """The first 64 bytes of a weight file. Raises ModelError for one that is missing, empty, or
+    something else under that name."""
     size = source.files().get(file, -1)
     where = f"{source.name}/{file}"
     if size < 0:

@@ -32,13 +32,13 @@ LAYOUTS = {
 class HeadsFile:
     """The heads of a checkpoint, before any value of theirs is read.
 
-    is_whole: they lie in the weights of their own backbone, which differs from the one it was
-    made of. root: the heads read the root, the token that is certain when they draft.
+    is_whole: they are in the weights of their own backbone, which was trained further with them.
+    root: the heads read the root, the token that is certain when they draft.
     tensors: canonical name -> (file, name in it). lm: "own" one for each,
     "one" for all together, "shared" the backbone's. vocabulary: rows of the own LM heads, else
     None; with is_truncated they are some tokens of a larger vocabulary, named by a token map.
-    bytes: on disk. base: the backbone that the config names. disagreements: a sentence for each
-    thing that the config says otherwise; the file is right.
+    bytes: on disk. base: the backbone that the config names. disagreements: one sentence for each
+    point where the config differs from the file; the file is right.
     """
 
     layout: str
@@ -65,8 +65,8 @@ class HeadsFile:
         return LAYOUTS[self.layout]
 
     def first(self, heads: int) -> "HeadsFile":
-        """Only the first heads, as a tree needs them that is no deeper; all when there are no
-        more. parameters and bytes are those of what is left."""
+        """Only the first heads, for a tree of that depth; all of them when there are no more.
+        parameters and bytes are those of the heads kept."""
         if heads >= self.heads:
             return self
         kept = {n: place for n, place in self.tensors.items() if head_of(n) < heads}
@@ -84,7 +84,7 @@ class HeadsFile:
 
 
 def head_of(name: str) -> int:
-    """The head that a canonical tensor belongs to; -1 for what all share."""
+    """The head that a canonical tensor belongs to; -1 for one that all heads share."""
     return -1 if name in (ONE_LM_HEAD, TOKEN_MAP) else int(name.partition(".")[0])
 
 
@@ -116,7 +116,7 @@ SCALES = re.compile(r"(weight_scale|input_scale|weight_scale_inv|_amax|weight_qu
 
 @dataclass(frozen=True)
 class Part:
-    """What one tensor is. layer: -1 for what has none."""
+    """What one tensor is. layer: -1 where there is none."""
 
     style: str
     kind: str
@@ -131,7 +131,7 @@ def prefix_of(name: str) -> str:
 
 
 def part_of(name: str) -> Part | None:
-    """What a tensor of this name is in a file of heads, None when it is no part of them."""
+    """What a tensor of this name is in a file of heads, None when it is not part of heads."""
     bare = PREFIX.sub("", name)
     for style, kind, pattern in PATTERNS:
         if match := pattern.match(bare):
@@ -147,8 +147,8 @@ def are_heads(names: Iterable[str]) -> bool:
 
 
 def canonical(header: Mapping[str, Entry], where: str) -> tuple[str, dict[str, str]]:
-    """Who wrote the names, and canonical name -> name in the file. Raises ModelError for a tensor
-    that is no part of heads, for two namings in one file, and for a part that is there twice."""
+    """The tool that wrote the names, and canonical name -> name in the file. Raises ModelError for
+    a tensor that is not part of heads, for names of two tools in one file, and for duplicates."""
     parts: dict[str, Part] = {}
     for name in header:
         part = part_of(name)
@@ -188,7 +188,7 @@ def _unknown(name: str, where: str) -> str:
 
 
 def _canonical(part: Part, shape: tuple[int, ...]) -> str:
-    """Own LM heads are "{head}.lm" here: how many layers stand before them is known later."""
+    """Own LM heads are "{head}.lm" here: the number of layers before them is known later."""
     if part.kind == "root":
         return f"{part.head}.root.weight"
     if part.kind in ("weight", "bias"):
@@ -210,8 +210,8 @@ Entries = Mapping[str, Entry]  # name -> tensor
 
 
 def read_heads(files: Mapping[str, Entries], where: str, whole: bool) -> HeadsFile:
-    """Work out the heads that the given tensors (file -> header) make. whole: they lie in the
-    weights of a whole model. Raises ModelError, naming what is wrong."""
+    """The heads made of the given tensors (file -> header). whole: they are in the weights of a
+    whole model. Raises ModelError, naming what is wrong."""
     header = {name: entry for entries in files.values() for name, entry in entries.items()}
     place = {name: file for file, entries in files.items() for name in entries}
     style, names = canonical(header, where)
@@ -255,7 +255,7 @@ def _refuse_numbers(entries: Entries, names: Mapping[str, str], where: str) -> N
 
 
 def _count(entries: Entries, where: str) -> tuple[int, int]:
-    """Heads and layers; every head has as many layers, and no number is left out."""
+    """Number of heads and of layers; the same for every head, and without gaps."""
     layers: dict[int, set[int]] = {}
     for name in entries:
         if (head := head_of(name)) >= 0:
@@ -307,7 +307,7 @@ def _with_layers(name: str, layers: int, where: str) -> str:
 def _measure(
     entries: Entries, names: Mapping[str, str], heads: int, layers: int, where: str
 ) -> tuple[int, int | None]:
-    """Hidden size and rows of the LM heads; every tensor has the shape that they ask for."""
+    """Hidden size and rows of the LM heads; every tensor must have the shape they imply."""
     roots = [name for name in entries if name.endswith(".root.weight")]
     if roots and len(roots) != heads:
         raise ModelError(
@@ -350,7 +350,7 @@ def _shape(name: str, hidden: int, rows: int | None) -> tuple[int | None, ...]:
 def _layout(
     style: str, header: Entries, entries: Entries, layers: int, whole: bool, file: str
 ) -> str:
-    """The letter of the layout, by its first file too; H and I are known from what lies beside."""
+    """The letter of the layout; H and I are decided later, by the files beside it."""
     if style != "medusa":
         return "E" if style == "vllm" else "F"
     if whole:

@@ -1,8 +1,7 @@
-"""What a pickle of tensors says, worked out without running any of it.
+"""The tensors that a pickle lists, worked out without running it.
 
 A pickle is a program. The few operations that a dict of tensors needs are carried out here on
-plain values; a program that asks for anything else is refused. Nothing is imported or called for
-it.
+plain values; a program that does anything else is refused. Nothing is imported or called.
 """
 
 import pickletools
@@ -61,9 +60,8 @@ class Storage:
 
 
 def tensors_of(program: bytes) -> dict[str, tuple[Any, ...]]:
-    """Name -> (storage, offset, shape, strides, dtype or None), as the program has them; nothing
-    is known about the five but that the storage is one. Raises Refusal, and for a broken program
-    whatever Python raises."""
+    """Name -> (storage, offset, shape, strides, dtype or None), unchecked. Raises Refusal, and for
+    a broken program whatever Python raises."""
     value = _Machine().run(program)
     if not isinstance(value, dict):
         raise Refusal(f"it holds a {type(value).__name__}, not a dict of tensors")

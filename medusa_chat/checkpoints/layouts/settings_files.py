@@ -30,9 +30,9 @@ MAX_STEPS = 1000  # of one normalizer or decoder
 def refuse_odd_settings(
     source: Source, folder: str, names: Sequence[str], config: Mapping[str, Any]
 ) -> None:
-    """Refuse what the settings files of a model's folder hold. names: the files that are there;
-    config: what was read of
-    config.json. Of a Hub repo only what is small is read. Raises ModelError, in one line."""
+    """Refuse wrong values in the settings files of a model's folder. names: the files that exist;
+    config: the content of config.json. In a Hub repo only that is checked. Raises ModelError, in
+    one line."""
     there = [name for name in OBJECTS if name in names]
     if not isinstance(source, LocalFolder):
         there = there[:1]
@@ -61,7 +61,7 @@ def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
 
 
 def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
-    """Refuse numbers out of range, and parts of another type than every family has."""
+    """Refuse numbers out of range, and parts of a wrong type."""
     inner = config.get("text_config") or {}
     whole = config if inner else None  # its own numbers are not the text part's
     for part in (config, inner if isinstance(inner, dict) else {}):
@@ -130,7 +130,7 @@ def _refuse_tokenizer(values: Mapping[str, Any], where: str) -> None:
 
 
 def _steps(part: object, where: str) -> Iterator[Mapping[str, Any]]:
-    """Every step of a part, those of sequences one by one."""
+    """Every step of a part, sequences flattened."""
     left, count = [part], 0
     while left:
         step = left.pop()
@@ -145,7 +145,7 @@ def _steps(part: object, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """How often longer a text may be after a step: a Replace puts its content for every match."""
+    """By what factor a step may lengthen a text: a Replace puts its content for every match."""
     if step.get("type") != "Replace":
         return 1.0
     content, pattern = step.get("content"), step.get("pattern")

@@ -19,9 +19,9 @@ MAX_JSON = 16_000_000  # the index of a model of a hundred shards has 1 MB
 
 
 class Source(Protocol):
-    """A folder of files somewhere: on this disk, or a Hub repo read by ranges.
+    """A folder of files: on this disk, or a Hub repo read by ranges.
 
-    name: what messages call it. Every method raises ModelError, in one line with the remedy.
+    name: used in messages. Every method raises ModelError, in one line with the remedy.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Source(Protocol):
 
 
 class LocalFolder:
-    """A folder on this disk and the folders one level below that may be read (two below, where one
-    holds folders alone), or one GGUF file of it alone, with its parts (`only`). Its files are
+    """A folder on this disk with its readable subfolders (one level down; two where a subfolder
+    holds nothing but folders), or a single GGUF file in it with its parts (`only`). The files are
     listed once."""
 
     def __init__(self, folder: Path, name: str | None = None, only: str | None = None) -> None:
@@ -69,7 +69,7 @@ class LocalFolder:
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Its files, and the folders in it that may be read (not lost+found); none that is hidden."""
+    """Its files and its readable folders (not lost+found), without hidden ones."""
     found = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     folders = [entry for entry in found if _is_folder(entry)]
     readable = [Path(one.path) for one in folders if os.access(one.path, os.R_OK | os.X_OK)]
@@ -77,7 +77,7 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one; False for a loop of links."""
+    """Whether it is a folder or a link to one; False for links in a circle."""
     try:
         return entry.is_dir()
     except OSError:
@@ -139,8 +139,8 @@ T = TypeVar("T")
 
 
 def read_piece(path: Path, start: int, length: int) -> bytes:
-    """`length` bytes from byte `start` of a regular file; fewer where it ends. Raises ModelError,
-    also where nothing comes within SECONDS."""
+    """`length` bytes from byte `start` of a regular file; fewer at its end. Raises ModelError, also
+    after SECONDS without an answer."""
 
     def read() -> bytes:
         with open(os.open(path, os.O_RDONLY | NO_WAIT), "rb") as stream:
@@ -148,7 +148,7 @@ def read_piece(path: Path, start: int, length: int) -> bytes:
                 raise ModelError(_irregular(path))
             stream.seek(start)
             data = stream.read(length)
-            if data is None:  # it would have to be waited for
+            if data is None:  # it would block
                 raise ModelError(_irregular(path))
             return data
 
@@ -156,8 +156,8 @@ def read_piece(path: Path, start: int, length: int) -> bytes:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file, -1 of a link to nothing. Raises ModelError for a pipe, a device, a
-    socket or a file of the kernel's, which another library would wait for or read for ever."""
+    """Bytes of a regular file, -1 for a broken link. Raises ModelError for a pipe, a device, a
+    socket or a file of /proc or /sys, on which another library would block or read forever."""
     try:
         found = path.stat()
     except OSError:
@@ -168,8 +168,7 @@ def size_of(path: Path) -> int:
 
 
 def _is_kernels(facts: os.stat_result) -> bool:
-    """Whether it lies where the kernel makes files up: regular by their mode, and without end, or
-    waited for until there is news (/proc/kmsg)."""
+    """Whether it is in /proc or /sys: regular by mode, but endless or blocking (/proc/kmsg)."""
     return any(os.path.ismount(one) and os.stat(one).st_dev == facts.st_dev for one in KERNELS)
 
 
@@ -178,8 +177,8 @@ def _irregular(path: Path) -> str:
 
 
 def in_time(act: Callable[[], T], path: Path) -> T:
-    """The value of act(), which uses `path`. Raises ModelError where it fails, or takes more than
-    SECONDS, as on a network drive that is gone."""
+    """The value of act(), which uses `path`. Raises ModelError where it fails or takes more than
+    SECONDS, as on a disconnected network drive."""
     values: list[T] = []
     errors: list[Exception] = []
 

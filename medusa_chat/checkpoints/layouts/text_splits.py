@@ -96,11 +96,12 @@ SPLITS = {name: rules for names, rules in RULES.items() for name in names}
 # the same, for vocabularies of plain text whose spaces are \u2581, as Gemma 4's
 UNSPLIT = ("gemma4", "sarvam-moe")
 # a text begins with BOS where a file does not say
-BEGUN = (*("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),)
-BEGUN += ("lfm2", "jina-v5-nano", "tekken")
-# a piece that is a token is taken as it is, without merges
-WHOLE = (*BEGUN, "youtu", "minicpm5")
-BEGUN += ("chameleon",)
+BEGUN = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
+    *("lfm2", "jina-v5-nano", "tekken", "chameleon"),
+)
+# a piece that is itself a token is used without merges
+WHOLE = (*(name for name in BEGUN if name != "chameleon"), "youtu", "minicpm5")
 
 
 def unknown_split(metadata: Mapping[str, Any]) -> str:

@@ -1,30 +1,41 @@
-"""ChatSession: an open conversation and the answers asked for in it, which tabs only show."""
+"""ChatSession: an open conversation and the answers asked for in it; tabs only show it."""
 
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.session import Session
-from medusa_chat.runtime.stored_conversation import Said
+from medusa_chat.runtime.stored_conversation import Said, StoredConversation
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row
 from medusa_chat.ui.chat.answer_run import AnswerRun
 from medusa_chat.ui.chat.audience import Audience
-from medusa_chat.ui.chat.conversation import GONE, Conversation
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.inputs import Inputs
 
+BUSY = "An answer is still running: stop it, or wait for its end."
+GONE = "this message is not there any more"
+TOO_LONG = "this conversation is as long as a guest's may be: begin a new chat"
 MAX_PENDING = 8
 NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
 
 
-class ChatSession(Conversation):
-    """A conversation and the answer that runs in it. Every method may be called from any thread.
-    Tabs open, reload and close; the answer neither stops nor ends twice. No gradio.
+class ChatSession:
+    """An open conversation and the answer that runs in it. Every method may be called from any
+    thread. Tabs open, reload and close; the answer neither stops nor ends twice.
 
-    `ended` is called with each answer that is over. is_kept: whether it may be written to disk.
-    audience: the tabs that show it.
+    scope: whose it is. version grows with each change, transcript_version with each change of what
+    has been said. A refusal is a UsageError and changes nothing. `ended` is called with each answer
+    that is over, `changed` with each change of what a store keeps. is_kept: whether it may be
+    written to disk; is_stored: whether it is there. settings: of its next answer, by name, as the
+    page posts them; none so far: {}. most: characters that may be kept in it. pending: what waits
+    to be said. number: of the next answer, never given twice. answer: the one that runs, or the
+    last one shown. audience: the tabs that show it.
     """
 
     def __init__(
@@ -36,14 +47,33 @@ class ChatSession(Conversation):
         changed: Callable[["ChatSession", Transcript | None], None],
         number: Callable[[], int],
     ) -> None:
-        super().__init__(id, scope, changed, number)
+        self.id = id
+        self.scope = scope
         self.session = session
         self.audience = Audience()
+        self.transcript = Transcript()
+        self.system = ""
+        self.settings: dict[str, Any] = {}
+        self.given_title = ""
+        self.created_at = self.updated_at = time.time()
+        self.error = ""
+        self.version = 1
+        self.transcript_version = 1
+        self.is_running = False
+        self.is_deleted = False
         self.is_kept = False
+        self.is_stored = False
+        self.most: int | None = None
+        self.pending: list[Inputs] = []
+        self.number = number
+        self.answer = Answer(number())
+        self._returned = ""
         self._ended = ended
+        self._changed = changed
         self._run: AnswerRun | None = None
+        self._lock = threading.RLock()
 
-    # ---- what a person does ----
+    # ---- what a person asks for ----
 
     def ask(self, inputs: Inputs) -> None:
         """Send a message; while an answer runs it waits its turn."""
@@ -150,6 +180,103 @@ class ChatSession(Conversation):
         """Whether an answer runs that the browser shows slower than it comes."""
         return (run := self._run) is not None and run.is_paced
 
+    # ---- what is kept of it ----
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever said in it: it is neither stored nor listed."""
+        return not self.transcript.tree.said
+
+    @property
+    def stored(self) -> StoredConversation:
+        """The conversation as the store on disk keeps it."""
+        return self.stored_as(self.transcript)
+
+    def stored_as(self, transcript: Transcript) -> StoredConversation:
+        """As `stored`, with another transcript."""
+        times = (self.created_at, self.updated_at)
+        own = (self.system, self.settings, self.given_title, *times, self._waiting)
+        return StoredConversation(transcript.tree, *own)
+
+    def restore(self, kept: StoredConversation) -> None:
+        """Become what a store kept; a message that waited there in a program that has ended goes
+        into the box of whoever asks first."""
+        self.transcript = Transcript.recalled(kept.tree, self.number)
+        self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
+        self.created_at, self.updated_at = kept.created_at, kept.updated_at
+        self._returned = kept.waiting
+        self._show_last()
+
+    def reread(self, kept: StoredConversation) -> None:
+        """Become what another program has made of it, if anything."""
+        with self._lock:
+            if kept.to_line() != self.stored.to_line():
+                self.restore(kept)
+                self.transcript_version += 1
+                self._change()
+
+    def save(self) -> None:
+        """Have the store keep it as it is."""
+        with self._lock:
+            self._changed(self, None)
+
+    def rename(self, title: str) -> None:
+        """Give it a title; an empty one: that of its first message again."""
+        with self._lock:
+            self.given_title = title
+            self._keep()
+
+    def set_system(self, text: str) -> None:
+        """Set the system prompt of the turns to come."""
+        with self._lock:
+            if text != self.system:
+                self._check_length(system=text)
+                self.system = text
+                self._keep()
+
+    def set_settings(self, settings: dict[str, Any]) -> None:
+        """Remember the settings of the answers to come; tabs that are open keep their own."""
+        with self._lock:
+            if settings != self.settings:
+                self.settings = settings
+                if not self.is_empty:
+                    self._changed(self, None)
+
+    def set_deleted(self, is_deleted: bool) -> None:
+        """Take it out of the lists, or back in; what was said stays until it is removed."""
+        with self._lock:
+            self.is_deleted = is_deleted
+            self._keep()
+
+    def undo(self) -> str:
+        """Take back what was done last: see Transcript.undone. Returns the user's text, for the
+        message box."""
+        with self._idle():
+            if not self.transcript.length_before_answer():
+                raise UsageError("there is nothing to undo")
+            left, text = self.transcript.undone()
+            self._set_transcript(left)
+            self._show_last()
+            return text
+
+    def show_version(self, position: int, version: int) -> None:
+        """Show another version of a message, from 1, and what came after it."""
+        with self._idle():
+            try:
+                shown = self.transcript.showing(position, version)
+            except IndexError:
+                raise UsageError(GONE) from None
+            self._set_transcript(shown)
+            self._show_last()
+
+    def pop_returned(self) -> str:
+        """A message that came to nothing, for the box of whoever asks first."""
+        with self._lock:
+            if text := self._returned:
+                self._returned = ""
+                self._changed(self, None)
+            return text
+
     # ---- what follows ----
 
     def _send_next(self) -> None:
@@ -216,3 +343,53 @@ class ChatSession(Conversation):
                 self._return_pending()
             elif not self.audience.has_left:
                 self._send_next()
+
+    @property
+    def _waiting(self) -> str:
+        """What was sent and is not said: with a program that ends it comes to nothing."""
+        texts = (self._returned, *(inputs.text for inputs in self.pending))
+        return "\n\n".join(filter(None, texts))
+
+    def _return_pending(self) -> None:
+        """What waits was written for an answer that does not come: it comes to nothing too."""
+        self._returned, self.pending = self._waiting, []
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """The lock of this conversation; refused while an answer runs."""
+        with self._lock:
+            if self.is_running:
+                raise UsageError(BUSY)
+            yield
+
+    def _check_length(self, text: str = "", inputs: Inputs | None = None, system: str = "") -> None:
+        """Refuse what would make it longer than it may be. text: to be said; inputs: of an answer
+        or a message that waits; system: the prompt from now on, where no inputs have one."""
+        if self.most is not None:
+            said = self.transcript.tree.said.values()
+            told = sum(len(one.content) + len(one.reasoning) for one in said)
+            waiting = sum(len(one.text) + one.overhead for one in self.pending)
+            more = len(text) + (inputs.overhead if inputs else len(system))
+            if told + waiting + more > self.most:
+                raise UsageError(TOO_LONG)
+
+    def _say_more(self, transcript: Transcript, error: str = "") -> None:
+        """Set what has been said, now: the conversation is the latest again."""
+        self.updated_at = time.time()
+        self._set_transcript(transcript, error)
+
+    def _set_transcript(self, transcript: Transcript, error: str = "") -> None:
+        self.transcript, self.error = transcript, error
+        self.transcript_version += 1
+        self._keep()
+
+    def _show_last(self) -> None:
+        """The last answer of the messages shown is the one whose steps are shown."""
+        self.answer = self.transcript.last_answer or Answer(self.number())
+
+    def _keep(self) -> None:
+        self._changed(self, None)
+        self._change()
+
+    def _change(self) -> None:
+        self.version += 1

@@ -22,10 +22,9 @@ class ChatController(ConversationEvents):
 
     def send(self, tab: Tab, inputs: Inputs) -> View:
         """Send a message, or let it wait for the end of the answer that runs."""
-        self.sessions.reread(self.session_of(tab))
         tab.heard += 1  # before a look can show its answer
         try:
-            self.session_of(tab).ask(self._at_pace(tab, inputs))
+            self.writable(tab).ask(self._at_pace(tab, inputs))
         except MedusaChatError as error:
             return self.refuse(tab, error)
         tab.take()
@@ -47,7 +46,7 @@ class ChatController(ConversationEvents):
     def undo(self, tab: Tab) -> View:
         """Take the last turn back into the box."""
         try:
-            tab.give(self.fresh(tab).undo())
+            tab.give(self.writable(tab).undo())
         except MedusaChatError as error:
             return self.refuse(tab, error)
         return self._view(tab)
@@ -96,8 +95,7 @@ class ChatController(ConversationEvents):
         """The system prompt was written; it goes with the next message."""
         try:
             text = checked({"system": system}, self.trees).system
-            self.sessions.reread(self.session_of(tab))
-            self.session_of(tab).set_system(text)
+            self.writable(tab).set_system(text)
         except MedusaChatError as error:
             gr.Warning(str(error))
             return
@@ -144,7 +142,7 @@ class ChatController(ConversationEvents):
     def _do(self, tab: Tab, act: Callable[[ChatSession], None]) -> View:
         """Do what was asked for, if the chat session does not refuse it."""
         try:
-            act(self.fresh(tab))
+            act(self.writable(tab))
         except MedusaChatError as error:
             return self.refuse(tab, error)
         return self._view(tab)

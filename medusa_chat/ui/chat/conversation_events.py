@@ -1,11 +1,12 @@
 """ConversationEvents: what the list of conversations and the versions of messages do."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
-from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
@@ -17,19 +18,18 @@ from medusa_chat.ui.page.inputs import ListInputs, checked_list, whole_number
 from medusa_chat.ui.page.tree_view import to_line
 
 LISTED_MORE = 200
-CHANGED = "Another medusa-chat has changed this conversation: look at it, then do it again."
 
 
 class ConversationEvents(ChatViewer):
     """Everything a browser posts is checked, and only conversations of the tab's scope are found:
     what is none of them changes nothing."""
 
-    def fresh(self, tab: Tab) -> ChatSession:
-        """The conversation a tab shows, as it is on disk, for something to be done to it. Raises
-        UsageError where another program has changed it: then it is drawn anew first."""
-        if self.sessions.reread(self.session_of(tab)):
-            raise UsageError(CHANGED)
-        return self.session_of(tab)
+    def writable(self, tab: Tab) -> ChatSession:
+        """The conversation a tab shows, to be changed. Raises UsageError where another program has
+        it open, or has changed it since it was shown."""
+        chat = self.session_of(tab)
+        self.sessions.require_writable(chat)
+        return chat
 
     def new(self, tab: Tab, settings: dict[str, Any]) -> View:
         """Show an empty conversation, with the settings that are on the page; the one that was
@@ -47,7 +47,7 @@ class ConversationEvents(ChatViewer):
         if chat is None:
             gr.Info("This conversation was deleted.")
         else:
-            self.sessions.reread(chat)
+            self.sessions.refresh(chat)
         if chat is not None and chat.id != tab.conversation and not chat.is_deleted:
             self._turn(tab, chat)
         return self._seen(tab)
@@ -66,15 +66,13 @@ class ConversationEvents(ChatViewer):
     def rename_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Give a conversation another title."""
         posted = self._posted(event)
-        self.list.rename(tab.scope, posted.id, posted.title)
-        return self._view(tab)
+        return self._change_list(tab, lambda: self.list.rename(tab.scope, posted.id, posted.title))
 
     def save_conversation(self, tab: Tab, event: gr.EventData) -> Any:
         """A conversation as a file, for the browser to keep."""
         chat = self.sessions.find(tab.scope, self._posted(event).id)
         if chat is None:
             return gr.skip()
-        self.sessions.reread(chat)
         return to_line({"at": time.time(), **SavedFile.of(chat.stored)._asdict()})
 
     def save_all(self, key: str) -> str | None:
@@ -89,8 +87,8 @@ class ConversationEvents(ChatViewer):
 
     def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Take a conversation out of the list. An empty one is shown where it was."""
-        self.list.delete(tab.scope, self._posted(event).id)
-        return self._view(tab)
+        posted = self._posted(event)
+        return self._change_list(tab, lambda: self.list.delete(tab.scope, posted.id))
 
     def restore_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Bring a deleted conversation back, and show it where nothing else is shown."""
@@ -111,14 +109,13 @@ class ConversationEvents(ChatViewer):
     def keep_settings(self, tab: Tab, settings: dict[str, Any]) -> None:
         """The settings of the conversation that is shown were changed."""
         if tab.version:
-            self.sessions.reread(self.session_of(tab))
             self.session_of(tab).set_settings(settings)
 
     def show_version(self, tab: Tab, event: gr.EventData) -> View:
         """Show another version of a message."""
         row, version = (whole_number(event_field(event, name)) for name in ("row", "version"))
         try:
-            chat = self.fresh(tab)
+            chat = self.session_of(tab)
             if row is not None and version is not None:
                 chat.show_version(rows_of(chat.transcript)[row].position, version)
         except MedusaChatError as error:
@@ -135,6 +132,15 @@ class ConversationEvents(ChatViewer):
         except MedusaChatError as error:
             gr.Warning(str(error))
             return ListInputs()
+
+    def _change_list(self, tab: Tab, act: Callable[[], None]) -> View:
+        """Change the list; where that is refused, say why and draw the list anew."""
+        try:
+            act()
+        except MedusaChatError as error:
+            gr.Warning(str(error))
+            tab.list_version = -1
+        return self._view(tab)
 
     def _is_shared(self, tab: Tab) -> bool:
         """Whether another tab shows the same conversation."""

@@ -37,7 +37,7 @@ class ConversationList:
         self.sessions = sessions
         self._removals: dict[str, threading.Timer] = {}
         self._purge()
-        self._later(self._purge)  # what another program deleted a moment ago
+        self._later(self._purge)  # what was deleted just before the last program ended
 
     def entries(self, scope: str, search: str = "", most: int = 200) -> tuple[list[Entry], bool]:
         """(those that hold all words of `search`, the latest first; whether there are more
@@ -65,7 +65,7 @@ class ConversationList:
         history, open_ones = self.sessions.history, {c.id: c for c in self.sessions.all(scope)}
         for id in [entry.id for entry in self.entries(scope, most=EVERY)[0]]:
             if (chat := open_ones.get(id)) is not None:
-                self.sessions.reread(chat)
+                self.sessions.refresh(chat)
                 kept = None if chat.is_deleted else chat.stored
             else:
                 kept = history.load(id) if history else None
@@ -78,6 +78,7 @@ class ConversationList:
         file, history = read(data, trees), self.sessions.history
         found = file.conversations
         taken = {chat.id for chat in self.sessions.all(OWNER)}
+        self.sessions.require_own()
         added = history.add(found, taken) if history else None
         if added is None:
             raise UsageError("it could not be saved, as every conversation here: see the terminal")
@@ -87,17 +88,19 @@ class ConversationList:
         return "; ".join(filter(None, (line, file.left_out_line)))
 
     def rename(self, scope: str, id: object, title: str) -> None:
-        """Give a conversation a title; an empty one: that of its first message again."""
+        """Give a conversation a title; an empty one: that of its first message again. Raises
+        UsageError where another program has it open."""
         chat = self.sessions.find(scope, id)
         if chat is not None:
-            self.sessions.reread(chat)
-        if chat is not None and not chat.is_deleted:
+            self.sessions.require_writable(chat)
             chat.rename(title)
 
     def delete(self, scope: str, id: object) -> None:
-        """Take a conversation out of the list, if it is there; its answer ends."""
+        """Take a conversation out of the list, if it is there; its answer ends. Raises UsageError
+        where another program has it open."""
         chat = self.sessions.find(scope, id)
         if chat is not None:
+            self.sessions.require_writable(chat)
             chat.end()
             chat.set_deleted(True)
             self._keep(chat.id)

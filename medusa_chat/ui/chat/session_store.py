@@ -11,7 +11,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.stored_conversation import StoredConversation
@@ -28,6 +30,20 @@ MAX_OF_ONE_GUEST = 20
 MAX_GUEST_CHARACTERS = 200_000  # in one conversation: more than a context holds
 AGAIN_SECONDS = 20.0  # between two tries to save what the disk did not take
 MAX_STEPS_KEPT = 8000  # of finished answers, all sessions: a step of 64 nodes takes about 16 KB
+
+NOT_OWNED = (
+    "{} has the conversations open: they are read-only here, and new chats are not kept. "
+    "To use them here, end the other one, then reload this page."
+)
+READ_ONLY = (
+    "This conversation is read-only here: {} has it open. Go on there, or begin a new chat, which "
+    "is not kept; to go on here, end the other one and try again."
+)
+CHANGED = "Another medusa-chat has changed this conversation: look at it, then do it again."
+OWNED = (
+    "the other medusa-chat has ended: the conversations are kept here again, with what was said "
+    "here meanwhile"
+)
 
 
 class SessionStore:
@@ -52,6 +68,9 @@ class SessionStore:
         self._lock = threading.Lock()
         # Taken inside a chat session's own lock, so never with _lock.
         self._keeping = threading.Lock()
+        self._owning = threading.Lock()
+        if history is not None and not history.own():
+            history.fail(NOT_OWNED.format(history.other_owner))
 
     def find(self, scope: str, id: object) -> ChatSession | None:
         """The conversation of this id and scope, also from disk; None when there is none."""
@@ -59,7 +78,7 @@ class SessionStore:
             return None
         with self._lock:
             chat = self._sessions.get((scope, id))
-        if chat is None and scope == OWNER and self.history and (kept := self.history.load(id)):
+        if chat is None and scope == OWNER and (kept := self._load(id)):
             chat = self._add(OWNER, id, kept)
         return None if chat is None or chat.is_deleted else chat
 
@@ -125,20 +144,72 @@ class SessionStore:
         self._drop(chat)
         return True
 
-    def reread(self, chat: ChatSession) -> bool:
-        """Take over what another program, on the same data folder, has made of a conversation, or
-        let go of it where that deleted it; whether there was anything."""
-        seen, is_settled = chat.on_disk, chat.id not in self._unsaved and not chat.is_deleted
-        if not self.history or seen is None or not is_settled or chat.is_empty:
-            return False
-        kept = self.history.load(chat.id)
+    # ---- who owns what is on disk ----
+
+    def own(self) -> bool:
+        """Whether this program may change the owner's conversations; it takes them over where the
+        program that had them has ended: what that one said is read, what was said here is saved."""
+        history = self.history
+        if history is None:
+            return True
+        with self._owning:
+            if history.is_owned:
+                return True
+            if not history.own():
+                return False
+            for chat in self.all(OWNER):
+                if chat.is_stored:
+                    self._reload(chat)
+                else:
+                    chat.save()
+            self.note_change(OWNER)
+            history.recover()
+            history.fail(OWNED)
+            return True
+
+    def require_own(self) -> None:
+        """Raises UsageError where another program has the conversations open."""
+        if not self.own():
+            raise UsageError(READ_ONLY.format(self._other_owner))
+
+    def require_writable(self, chat: ChatSession) -> None:
+        """Raises UsageError for a conversation that another program has open, or had open and
+        changed since it was shown here."""
+        if chat.scope != OWNER:
+            return
+        shown = chat.transcript_version
+        if chat.is_stored:
+            self.require_own()
+        else:
+            self.own()
+        if chat.transcript_version != shown or chat.is_deleted:
+            raise UsageError(CHANGED)
+
+    def refresh(self, chat: ChatSession) -> None:
+        """Show a conversation of another program as that one wrote it last."""
+        if chat.is_stored and self.history and not self.history.is_owned:
+            self._reload(chat)
+
+    def _reload(self, chat: ChatSession) -> None:
+        """Take a conversation from the disk anew; it is gone where another program deleted it."""
+        kept = self._load(chat.id)
         if kept is not None:
-            return chat.reread(kept, seen)
-        if chat.is_running or not self.history.is_gone(chat.id):
-            return False
-        chat.is_deleted = True
-        self._drop(chat)
-        return True
+            chat.reread(kept)
+        else:
+            chat.is_deleted = True
+            self._drop(chat)
+
+    def _load(self, id: str) -> StoredConversation | None:
+        """A conversation on disk; what waits in it belongs to the program that owns it."""
+        kept = self.history.load(id) if self.history else None
+        is_ours = self.history is not None and self.history.is_owned
+        return kept if kept is None or is_ours else replace(kept, waiting="")
+
+    @property
+    def _other_owner(self) -> str:
+        return self.history.other_owner if self.history else ""
+
+    # ---- what is kept ----
 
     def _add(self, scope: str, id: str, kept: StoredConversation | None = None) -> ChatSession:
         for chat in list(self._superfluous(scope)):
@@ -149,6 +220,7 @@ class SessionStore:
         made.most = None if scope == OWNER else MAX_GUEST_CHARACTERS
         if kept is not None:
             made.restore(kept)
+            made.is_stored = True
         with self._lock:
             return self._sessions.setdefault((scope, id), made)
 
@@ -187,11 +259,11 @@ class SessionStore:
         """Save a changed conversation; an empty one is removed from disk. so_far: with an answer
         that is not said yet, its last message."""
         is_saved = True
-        if self.history and chat.is_kept and (not chat.is_empty or chat.on_disk):
+        is_ours = self.history is not None and self.history.is_owned and chat.is_kept
+        if self.history and is_ours and (not chat.is_empty or chat.is_stored):
             kept = chat.stored_as(so_far or chat.transcript)
-            saved = self.history.save(chat.id, kept, chat.is_deleted, chat.on_disk)
-            if is_saved := saved is not None:
-                chat.adopt(saved, so_far.tree.leaf if so_far else 0)
+            is_saved = self.history.save(chat.id, kept, chat.is_deleted)
+            chat.is_stored |= is_saved
         with self._keeping:
             self._versions[chat.scope] += so_far is None
             is_new = not is_saved and chat.id not in self._unsaved
@@ -209,7 +281,7 @@ class SessionStore:
         """Keep an answer that is over: its steps in memory and, of the owner, on disk."""
         self._ended(answer)
         message = chat.transcript.message_of(answer)
-        if self.steps and answer.is_kept and answer.steps and message:
+        if self.steps and answer.is_kept and chat.is_stored and answer.steps and message:
             saved = (chat.id, message, answer.events)
             threading.Thread(target=self.steps.save, args=saved).start()
         self._hold(answer)

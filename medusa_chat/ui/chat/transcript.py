@@ -32,12 +32,6 @@ class Transcript:
         }
         return cls(tree, answers)
 
-    def grown(self, tree: MessageTree, number: Callable[[], int]) -> "Transcript":
-        """The transcript with another tree, some of whose answers may be new here."""
-        made = Transcript.recalled(tree, number)
-        known = {at: answer for at, answer in self.recorded.items() if at in tree.said}
-        return replace(made, recorded={**made.recorded, **known})
-
     def back_to(self, before: "Transcript") -> "Transcript":
         """The transcript without the last question, if it is new since `before`, showing what was
         shown then."""

@@ -97,7 +97,9 @@ class ChatViewer:
             ids = (kept.get("link"), kept.get("tab"), kept.get("last"))
             found = [id for id in ids if self.sessions.find(tab.scope, id)]
             tab.conversation = found[0] if found else ""
-        self.sessions.reread(self.session_of(tab))
+        if tab.scope == OWNER:
+            self.sessions.own()
+        self.sessions.refresh(self.session_of(tab))
         self.session_of(tab).touch()
         return self.refresh(tab)
 

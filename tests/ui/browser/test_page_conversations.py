@@ -56,9 +56,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(folder):
+def store(folder):
+    return History(folder / FILE)
+
+
+@pytest.fixture(scope="module")
+def served(store):
     runner = ScriptedRunner(delay=0.02, prefill=0.02, steps=12, nodes=8)
-    with scripted_page(runner, history=History(folder / FILE)) as page:
+    with scripted_page(runner, history=store) as page:
         yield page
 
 
@@ -235,9 +240,9 @@ HEADED = """() => [...document.querySelectorAll('.chat-list-when, .chat-row-titl
   .map(node => node.textContent).join(', ')"""
 
 
-def test_days_are_those_of_the_browser_and_may_have_25_hours(tab, served, folder, browser):
+def test_days_are_those_of_the_browser_and_may_have_25_hours(tab, served, store, browser):
     """In Newfoundland, where clocks were put back in the night to the second of November."""
-    now, store = datetime(2025, 11, 4, 1, 30, tzinfo=UTC), History(folder / FILE)  # 22:00 there
+    now = datetime(2025, 11, 4, 1, 30, tzinfo=UTC)  # 22:00 there
     for hours, text in ((20, "same day"), (46.5, "first hour of the day before"), (47.5, "older")):
         at = now.timestamp() - hours * 3600
         kept = StoredConversation(MessageTree().plus("user", text), updated_at=at)
@@ -507,18 +512,25 @@ def test_a_branch_goes_on_in_a_conversation_of_its_own(tab):
     tab.wait_for_function(ROWS, arg=4)
 
 
-def test_old_conversations_and_their_steps_are_there_after_a_restart(tab, served, folder, browser):
-    ask(tab, "before the restart")
+def test_a_second_program_shows_conversations_and_their_steps_and_says_that_it_only_reads(
+    tab, served, folder, browser
+):
+    ask(tab, "in the first program")
     tab.wait_for_function(LAST_STEP)
     page = opened_page(served.session, folder)
     other = browser.new_page(viewport={"width": 1440, "height": 900})
     try:
         other.goto(page.url)
-        listed(other, "before the restart")
-        open_listed(other, "before the restart")
+        other.wait_for_selector("#notices :text('read-only here')")
+        listed(other, "in the first program")
+        open_listed(other, "in the first program")
         other.wait_for_selector("svg.tree .chip")
         other.wait_for_function(LAST_STEP)
         assert other.locator(".byline").inner_text() == tab.locator(".byline").inner_text()
+        other.fill("#box textarea", "in the second")
+        other.click("#send")
+        other.wait_for_selector("#live >> text=This conversation is read-only here")
+        assert other.input_value("#box textarea") == "in the second"
     finally:
         other.close()
         page.close()
