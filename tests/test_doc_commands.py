@@ -83,7 +83,7 @@ RUNS = {
         f"python assets/benchmarks/paper/run.py trees {QUESTIONS} --output F.json --picture F.svg"
     ],
     "medusa-chat doctor": ["doctor"],
-    "medusa-chat doctor [--json]": ["doctor --json"],
+    "medusa-chat doctor [--gpu] [--json]": ["doctor --json"],
     "python assets/benchmarks/real_model.py FOLDER --rounds 1 --tokens 64": [
         "python assets/benchmarks/real_model.py my-heads --rounds 1 --tokens 8"
     ],

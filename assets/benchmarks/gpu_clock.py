@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints import kernel_trial
+from medusa_chat.checkpoints import kernel_times
 
 WARM_UPS, TIMED = 5, 30
 FLUSH = 2**30  # bytes, more than any cache
@@ -34,7 +34,7 @@ def spans(
     """Milliseconds of each of `count` calls, each after `before`, which is not timed."""
     if device != "cuda":
         return [_by_host(call, before) for _ in range(count)]
-    return [1e3 * seconds for seconds in kernel_trial.spans(before, call, count)]
+    return [1e3 * seconds for seconds in kernel_times.spans(before, call, count)]
 
 
 def _by_host(call: Callable[[], Any], before: Callable[[], Any]) -> float:

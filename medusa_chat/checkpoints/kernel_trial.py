@@ -1,65 +1,121 @@
-"""Kernel trial: each of our kernels beside what it would replace, at a load on a CUDA device.
+"""Our kernels on a CUDA card: which are chosen, and whether they agree with torch at a load.
 
-It is used where its results agree and it is faster."""
+Chosen are those known to be faster: on this card, where `medusa-chat doctor --gpu` has timed them
+(kernel_times.py), else on cards of its kind. Whether they agree is compared at every load, in the
+model's own sizes and number format. A load times nothing.
+"""
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import ceil
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import psutil
 import torch
 from torch.nn import functional as F
 
-from medusa_chat import paths
+from medusa_chat import __version__, paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import fused_kernels, quantised, split_attention
-from medusa_chat.decoding.backends.parity import Timer, agrees, share
+from medusa_chat.decoding.backends.parity import agrees, share
 
-FOLDER = "kernels"  # of the state: a file for each kernel that is being tried
-ROWS, COLUMNS = 16, 4096  # of the LM head's product in its trial
+# bits and rows of each program of the products with quantised weights
+PRODUCTS = {
+    f"product-{bits}-bit-{rows}-rows": (bits, rows) for bits in (4, 8) for rows in quantised.BUCKETS
+}
+KERNELS = ("wide-logits", *PRODUCTS, "split-attention", *fused_kernels.NAMES)
+
+# By compute capability. 9.0: every load of the 7B and 8B shapes on an H200, in fp16, bf16, nf4 and
+# int8, timed each of them and found it faster (assets/benchmarks/gpu-h200.json, the notes of the
+# runs of 27 November; assets/benchmarks/NOTES.md, "On a GPU").
+MEASURED = {(9, 0): frozenset(KERNELS)}
+# No other card was measured. There only those are used that move less memory than what they replace
+# whatever the card: one kernel for several operators, no second pass over the logits, and int8
+# weights that are not written out in 16 bits at every step. Split attention and 4-bit products
+# replace kernels that others tuned for these cards, so they wait for `doctor --gpu`.
+UNMEASURED = frozenset(
+    ("wide-logits", "product-8-bit-8-rows", "product-8-bit-16-rows", *fused_kernels.NAMES)
+)
+
+CHOICES = "kernels"  # folder of the data: a file for each card that was timed
+MARKS = "kernels"  # folder of the state: a file for each kernel that is being tried
+ROWS, COLUMNS = 16, 4096  # of the LM head's product that is compared
 OFF = 1e-3  # its largest difference from fp32, as a share of the largest number
-LOSS = 0.9  # times as fast as the product in 16 bits with the sum's conversion, at least
-REPEATS = 15
-WARM_UPS = 3
-LEAST = 2**26  # bytes that are written at once before a call
-MOST_WRITES = 64
+
+
+def chosen_kernels(device: torch.device) -> tuple[frozenset[str], str]:
+    """Which of KERNELS this device is to use, and by what measurement, in words."""
+    timed = _read_choice(device)
+    if timed is not None:
+        return timed, "timed on this card by doctor --gpu"
+    is_cuda = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if is_cuda else (0, 0)
+    if capability in MEASURED:
+        return MEASURED[capability], "by measurements on an H200"
+    return UNMEASURED, "this kind of card was not measured: medusa-chat doctor --gpu times all"
+
+
+def keep_choice(device: torch.device, kernels: frozenset[str]) -> Path:
+    """Let loads on this card use these kernels, as long as torch, the driver and medusa-chat stay
+    the same; the file that says so. Raises OSError."""
+    file = _choice_file(device)
+    paths.write_text(file, json.dumps(_versions(device) | {"kernels": sorted(kernels)}))
+    return file
+
+
+def _read_choice(device: torch.device) -> frozenset[str] | None:
+    kept = _read_json(_choice_file(device))
+    if not _matches(kept, _versions(device)) or not isinstance(kept.get("kernels"), list):
+        return None
+    return frozenset(name for name in KERNELS if name in kept["kernels"])
+
+
+def _choice_file(device: torch.device) -> Path:
+    card = re.sub(r"\W+", "-", describe_device(device)).strip("-").lower()
+    return paths.data_dir() / CHOICES / f"{card}.json"
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    """What a time depends on. driver: the version of CUDA that it supports."""
+    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "none")
+    return {
+        "device": describe_device(device),
+        "torch": str(torch.__version__),
+        "driver": str(driver()),
+        "medusa-chat": __version__,
+    }
 
 
 def try_kernels(backbone: Backbone) -> list[str]:
-    """Let the steps of a backbone on one CUDA device use our kernels where they pay; a sentence for
-    each that was tried.
-
-    A kernel may fail in a way that ends the process. Each trial leaves a mark on disk until it is
-    over; what left one behind is not tried again on this device with this version of torch.
-    """
-    kernels: dict[str, Callable[[Backbone, Timer], list[str]]] = {
-        "wide-logits": _wide_logits,
-        "quantised-product": _quantised_product,
-        "split-attention": _split_attention,
-        **{name: partial(fused_kernels.use_where_faster, name) for name in fused_kernels.NAMES},
+    """Let the steps of a backbone on one CUDA device use the chosen kernels that agree with torch;
+    a sentence for each, and one that says why these."""
+    chosen, why = chosen_kernels(backbone.device)
+    uses: dict[str, Callable[[], list[str]]] = {
+        "wide-logits": partial(_use_wide_logits, backbone),
+        "quantised-product": partial(_use_products, backbone, chosen),
+        "split-attention": partial(split_attention.use, backbone, partial(check_steps, backbone)),
+        **{name: partial(fused_kernels.use, name, backbone) for name in fused_kernels.NAMES},
     }
     notes = []
-    for name, attempt in kernels.items():
-        mark = paths.state_dir() / FOLDER / f"{name}.json"
-        with _marked(mark, backbone.device) as is_safe:
-            if is_safe:
-                notes += attempt(backbone, cuda_seconds)
+    for name, use in uses.items():
+        if name in KERNELS and name not in chosen:
+            continue
+        with marked(name, backbone.device) as mark:
+            if mark is None:
+                notes += use()
             else:
                 notes.append(f"{name} is not used: its last trial did not end (see {mark})")
-    return notes
+    return [*notes, f"choice of kernels: {why}"]
 
 
 @torch.no_grad()
-def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
+def _use_wide_logits(backbone: Backbone) -> list[str]:
     """Logits in fp32 where the device's product can leave its sums so: fewer near ties, in which a
     tree and plain decoding may part."""
     head, size = backbone.lm_head, backbone.config.hidden_size
@@ -70,94 +126,57 @@ def _wide_logits(backbone: Backbone, timer: Timer) -> list[str]:
     bias = None if linear.bias is None else linear.bias[:COLUMNS].float()
 
     def difference() -> float:
-        found = head.widened(hidden)[:, :COLUMNS]
+        ours = head.widened(hidden)[:, :COLUMNS]
         wanted = F.linear(hidden.float(), linear.weight[:COLUMNS].float(), bias)
-        return share(found, wanted)
+        return share(ours, wanted)
 
-    if not agrees("the LM head's logits stay in 16 bits", difference, OFF):
-        return []
-    before = timer(lambda: linear(hidden).float())
-    head.is_wide = before / timer(partial(head.widened, hidden)) >= LOSS
+    head.is_wide = agrees("the LM head's logits stay in 16 bits", difference, OFF)
     return ["LM head logits kept in fp32"] if head.is_wide else []
 
 
-def _quantised_product(backbone: Backbone, timer: Timer) -> list[str]:
-    return quantised.use_where_faster(backbone.model, backbone.dtype, timer)
-
-
-def _split_attention(backbone: Backbone, timer: Timer) -> list[str]:
-    return split_attention.use_where_faster(backbone, timer, partial(check_steps, backbone))
+def _use_products(backbone: Backbone, chosen: frozenset[str]) -> list[str]:
+    pairs = [PRODUCTS[name] for name in chosen if name in PRODUCTS]
+    rows = {bits: frozenset(rows for one, rows in pairs if one == bits) for bits in (4, 8)}
+    return quantised.use_products(backbone.model, backbone.dtype, rows)
 
 
 @contextmanager
-def _marked(mark: Path, device: torch.device) -> Iterator[bool]:
-    """Whether the last trial on this device came to its end, or still runs in another process. The
-    mark says that one runs, and in which process."""
+def marked(name: str, device: torch.device) -> Iterator[Path | None]:
+    """A kernel may fail in a way that ends the process, so while one is tried, or timed, a mark on
+    disk says so. Yields None, or the mark that an earlier process left on this device with this
+    version of torch: then the kernel is not to be called."""
+    mark = paths.state_dir() / MARKS / f"{name}.json"
     here = {"device": describe_device(device), "torch": str(torch.__version__)}
-    found = _read(mark)
-    if _is_of(found, here) and not _runs(found):
-        yield False
+    left = _read_json(mark)
+    if _matches(left, here) and not _runs(left):
+        yield mark
         return
     process = psutil.Process()
     try:
         mine = {"pid": process.pid, "started": process.create_time()}
         paths.write_text(mark, json.dumps(here | mine))
     except OSError:
-        yield True  # a disk that is full or read-only: without a mark
+        yield None  # a disk that is full or read-only: without a mark
         return
-    yield True  # an error leaves the mark: the device is lost
+    yield None  # an error leaves the mark: the device is lost
     mark.unlink(missing_ok=True)
 
 
-def _is_of(found: Any, here: dict[str, str]) -> bool:
-    return isinstance(found, dict) and here.items() <= found.items()
+def _matches(read: Any, here: dict[str, str]) -> bool:
+    return isinstance(read, dict) and here.items() <= read.items()
 
 
-def _runs(found: dict[str, Any]) -> bool:
+def _runs(left: dict[str, Any]) -> bool:
     """Whether another process that left this mark is still there."""
     try:
-        pid, started = found["pid"], found["started"]
+        pid, started = left["pid"], left["started"]
         return pid != os.getpid() and psutil.Process(pid).create_time() == started
     except (KeyError, TypeError, ValueError, psutil.Error):
         return False
 
 
-def _read(mark: Path) -> Any:
+def _read_json(file: Path) -> Any:
     try:
-        return json.loads(mark.read_text("utf-8"))
+        return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def cuda_seconds(call: Callable[[], Any]) -> float:
-    """Median seconds of a call on the current CUDA device, by its own clock. A buffer larger than
-    its cache is written before each, so that weights come from memory as in a step, and so often
-    that the host has queued the call when the device comes to it: recorded steps wait for no
-    host."""
-    cache = torch.cuda.get_device_properties().L2_cache_size
-    buffer = torch.empty(max(4 * cache, LEAST), dtype=torch.uint8, device="cuda")
-    call()  # it may be compiled here
-    torch.cuda.synchronize()
-    began = perf_counter()
-    call()
-    queueing = perf_counter() - began
-    (write,) = spans(buffer.zero_, buffer.zero_, 1)
-    writes = min(1 + ceil(2 * queueing / write), MOST_WRITES)
-
-    def before() -> None:
-        for _ in range(writes):
-            buffer.zero_()
-
-    return median(spans(before, call, WARM_UPS + REPEATS)[WARM_UPS:])
-
-
-def spans(before: Callable[[], Any], call: Callable[[], Any], count: int) -> list[float]:
-    """The device's seconds of each of `count` calls, each after `before`, which is not timed."""
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-    for begin, end in marks:
-        before()
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from medusa_chat import __version__, paths
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.machine import cpu_name
-from medusa_chat.cli.options import AsJson, DataDir, Device, prepare_process
+from medusa_chat.cli.options import AsJson, DataDir, Device, flag, prepare_process
 from medusa_chat.cli.terminal import json_line
 from medusa_chat.errors import DeviceError, ModelError, first_line
 from medusa_chat.trees import tuning_store
@@ -43,6 +43,9 @@ DEMO_FILES = (
     "medusa_calibration.json",
 )
 NO_COMPILER = "none (gcc or clang makes decoding on a CPU faster, except on Windows)"
+
+
+TimesGpu = Annotated[bool, flag("--gpu", "Time our kernels on this GPU; loads use what is faster.")]
 
 
 @dataclass
@@ -79,15 +82,56 @@ def _text(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
-def doctor(device: Device = "auto", data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def doctor(
+    gpu: TimesGpu = False,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Report this machine's hardware and software, and problems with remedies."""
     prepare_process(device, data_dir)
+    if gpu:
+        return time_gpu(device, as_json)
     report = examine()
     print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if device.startswith("cuda") and not has_cuda(report):
         raise DeviceError(
             "torch finds no CUDA device: check the NVIDIA driver, or use --device cpu"
         )
+
+
+def time_gpu(name: str, as_json: bool) -> None:
+    """Time our kernels on a CUDA card, print a table, and let loads use those that are faster.
+    Raises DeviceError without one."""
+    import torch  # takes seconds
+
+    if not torch.cuda.is_available():
+        raise DeviceError("--gpu times kernels on a CUDA GPU, and torch finds none here")
+    from medusa_chat.checkpoints.devices import choose_device
+    from medusa_chat.checkpoints.kernel_times import time_kernels
+    from medusa_chat.checkpoints.kernel_trial import keep_choice
+
+    device = choose_device("cuda" if name == "auto" else name)
+    times = []
+    for time in time_kernels(device):
+        times.append(time)
+        if not as_json:
+            print("\n".join(_lines_of(time)), flush=True)
+    chosen = [time.name for time in times if time.is_chosen]
+    file = keep_choice(device, frozenset(chosen))
+    if as_json:
+        print(json_line({"kernels": [asdict(t) for t in times], "chosen": chosen}, indent=2))
+    else:
+        print(f"loads on this card use {', '.join(chosen) or 'no kernel of ours'} (see {file})")
+
+
+def _lines_of(time: Any) -> Iterator[str]:
+    """The rows of a KernelTime: microseconds of torch's operators and of our kernel."""
+    if time.failure:
+        yield f"{time.name:<24} not timed: {time.failure}"
+    for what, plain, own in time.cases:
+        figures = f"torch {1e6 * plain:8.1f} us  ours {1e6 * own:8.1f} us  {plain / own:5.2f}x"
+        yield f"{time.name:<24} {what:<10} {figures}  {'used' if time.is_chosen else 'not used'}"
 
 
 def examine() -> Report:

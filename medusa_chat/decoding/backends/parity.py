@@ -2,14 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 # of our kernels, from their references in fp32
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-GAIN, LOSS = 1.05, 0.98  # times as fast as torch's: somewhere, and everywhere
-Timer = Callable[[Callable[[], Any]], float]  # a function to call -> seconds of one call
 
 
 def largest(values: Iterable[float]) -> float:
@@ -43,10 +40,3 @@ def agrees(instead: str, difference: Callable[[], float], tolerance: float) -> b
         log.warning("%s: its output is off by %.2g from PyTorch's", instead, worst)
         return False
     return True
-
-
-def is_faster(pairs: Iterable[tuple[Callable[[], Any], ...]], timer: Timer) -> bool:
-    """Whether of the pairs of calls, torch's and ours, some of ours is measured as faster and none
-    as slower."""
-    gains = [timer(plain) / timer(own) for plain, own in pairs]
-    return min(gains) >= LOSS and max(gains) >= GAIN

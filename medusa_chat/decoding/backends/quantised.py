@@ -11,12 +11,12 @@ conversion breaks one that is not whole blocks. So `hold` prevents it until load
 `release` allows it.
 
 Our kernel for few rows (kernels/products.py) is used where it agrees with its torch reference and
-measures as faster than what else a linear does.
+is known to be faster than what else a linear does (checkpoints/kernel_trial.py).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.kernels.products import TABLE, run
-from medusa_chat.decoding.backends.parity import Timer, agrees, is_faster, largest, share
+from medusa_chat.decoding.backends.parity import agrees, largest, share
 
 BLOCK = 64  # weights that share a scale, in 4 bits
 BUCKETS = (8, 16, 32, 64)  # rows at most, of each program
@@ -262,43 +262,29 @@ def bucket_of(rows: int) -> int | None:
     return next((size for size in BUCKETS if rows <= size), None)
 
 
-def use_where_faster(model: nn.Module, dtype: torch.dtype, timer: Timer) -> list[str]:
-    """Use our product in the model's quantised linears, in place, for the numbers of rows at which
-    the timer measures it as faster. dtype: of what they multiply. Returns a sentence for each
-    shape: the rows that got it, or what multiplies instead."""
+def use_products(
+    model: nn.Module, dtype: torch.dtype, chosen: Mapping[int, frozenset[int]]
+) -> list[str]:
+    """Use our product in the model's quantised linears, in place, where it agrees with torch.
+    dtype: of what they multiply. chosen: by bits, the BUCKETS of rows to use it for. Returns a
+    sentence for each shape: the rows that got it, or what multiplies instead."""
     shapes: dict[tuple[int, ...], list[tuple[nn.Module, str, Any]]] = {}
     for parent, name, linear in _linears(model):
         shapes.setdefault(_shape(linear), []).append((parent, name, linear))
     notes = []
     for (outputs, inputs, bits), places in shapes.items():
-        buckets = measure(_ours(places[0][2]), dtype, timer)
-        rows = ", ".join(map(str, sorted(buckets)))
-        what = f"our {bits}-bit product for up to these rows: {rows}" if rows else INSTEAD[bits]
+        first = places[0][2]
+        fits = outputs >= LEAST_OUTPUTS and inputs % BLOCK == 0
+        device, given = _codes(first).device, first.compute_dtype or dtype
+        is_used = fits and bool(chosen[bits]) and has_kernel(device, given, bits)
+        rows = ", ".join(map(str, sorted(chosen[bits])))
+        what = f"our {bits}-bit product for up to these rows: {rows}" if is_used else INSTEAD[bits]
         notes.append(f"{outputs} x {inputs}: {what}")
-        for parent, name, linear in places if buckets else ():
-            own = _ours(linear)
-            own.buckets = buckets
+        for parent, name, linear in places if is_used else ():
+            own = linear if isinstance(linear, Int8Linear) else Nf4Linear(linear)
+            own.buckets = chosen[bits]
             setattr(parent, name, own)
     return notes
-
-
-def measure(linear: QuantisedLinear, dtype: torch.dtype, timer: Timer) -> frozenset[int]:
-    """The buckets for which our kernel is faster than what else the linear does with rows in
-    `dtype`, on its device; the first serves plain decoding's one row, too."""
-    codes, faster = linear.codes, []
-    dtype, (outputs, inputs) = linear.compute_dtype or dtype, linear.shape
-    if outputs < LEAST_OUTPUTS or inputs % BLOCK:
-        return frozenset()
-    if not has_kernel(codes.device, dtype, linear.bits):
-        return frozenset()
-    for bucket in BUCKETS:
-        pairs = []
-        for rows in (1, bucket) if bucket == BUCKETS[0] else (bucket,):
-            x = torch.randn(rows, inputs, device=codes.device).to(dtype)
-            pairs.append((partial(linear.many, x), partial(linear.own, x)))
-        if is_faster(pairs, timer):
-            faster.append(bucket)
-    return frozenset(faster)
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -309,8 +295,9 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
                 yield parent, name, child
 
 
-def _ours(linear: Any) -> QuantisedLinear:
-    return linear if isinstance(linear, Int8Linear) else Nf4Linear(linear)
+def _codes(linear: Any) -> Tensor:
+    codes: Tensor = linear.codes if isinstance(linear, Int8Linear) else linear.weight.data
+    return codes
 
 
 def _shape(linear: Any) -> tuple[int, ...]:

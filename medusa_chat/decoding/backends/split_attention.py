@@ -1,11 +1,12 @@
 """Attention of a draft's nodes in parts, by a node mask: by the kernel where it runs, else torch.
 
-The length of the text is read on the device, so that one recorded step serves all lengths. Every
-load tries the kernel, and attention "medusa_split" is used where it measures as faster.
+The length of the text is read on the device, so that one recorded step serves all lengths. A load
+uses attention "medusa_split" on cards where it is known to be faster, if it agrees with torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from medusa_chat.decoding.attention import NAME as TREE
 from medusa_chat.decoding.attention import NodeMask, additive, register, sights, tree_attention
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends.parity import TOLERANCES, Timer, agrees, is_faster, largest
+from medusa_chat.decoding.backends.parity import TOLERANCES, agrees, largest
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.tree import Tree
 
@@ -57,10 +58,10 @@ def reference(
     return tree_attention(query, key, value, mask[None, None], scaling)
 
 
-def use_where_faster(backbone: Backbone, timer: Timer, check: Callable[[], float]) -> list[str]:
-    """Let a backbone attend by the kernel where it `pays` and `check` of a tree step, which raises
-    where that is wrong, does not; a sentence if so."""
-    if not pays(backbone, timer):
+def use(backbone: Backbone, check: Callable[[], float]) -> list[str]:
+    """Let a backbone attend by the kernel where it runs and agrees with its reference and `check`
+    of a tree step, which raises where that is wrong, passes; a sentence if so."""
+    if not _fits(backbone):
         return []
     before = backbone.implementation
     backbone.attend_by(NAME)
@@ -70,30 +71,34 @@ def use_where_faster(backbone: Backbone, timer: Timer, check: Callable[[], float
     return []
 
 
-def pays(backbone: Backbone, timer: Timer) -> bool:
-    """Whether the kernel runs for the attention of this backbone, measures as faster over a long
-    text, and as no slower over a short one."""
-    cache = backbone.cache.layers.layers[0]
-    keys, values = cache.keys, cache.values
-    fits = all(
+def _fits(backbone: Backbone) -> bool:
+    """Whether the kernel runs for the attention of this backbone."""
+    layers: list[Any] = backbone.cache.layers.layers
+    keys = layers[0].keys
+    is_plain = all(
         layer.keys.shape == layer.values.shape == keys.shape and layer.keys.shape[-1] in WIDTHS
-        for layer in backbone.cache.layers.layers
+        for layer in layers
     )
-    if backbone.implementation != TREE or not fits:
+    if backbone.implementation != TREE or not is_plain:
         return False
-    if not has_kernel(backbone.device, keys.dtype, keys.shape[-1]):
-        return False
-    query = keys.new_zeros(1, backbone.config.num_attention_heads, ROWS, keys.shape[-1])
+    return has_kernel(backbone.device, keys.dtype, keys.shape[-1])
+
+
+def timed_calls(
+    heads: tuple[int, int], width: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]]:
+    """For kernel_times.py: the attention of a chain of ROWS nodes behind a short and a long text,
+    as a label, a call of torch's and one of ours. heads: of queries and of keys."""
+    keys, values = torch.zeros(2, 1, heads[1], LONG, width, device=device, dtype=dtype)
+    query = keys.new_zeros(1, heads[0], ROWS, width)
     chain = Tree.from_choices([0] * depth for depth in range(1, ROWS))
-    nodes = NodeMask.of(TreeTensors.of(chain, backbone.device), None)
-    pairs = []
-    for count in (min(most, backbone.context) for most in (SHORT, LONG)):
+    nodes = NodeMask.of(TreeTensors.of(chain, device), None)
+    for count in (SHORT, LONG):
         mask = keys.new_zeros(1, 1, ROWS, count)
         read = keys[:, :, :count], values[:, :, :count]
         words = nodes.behind(count - ROWS)[None, None]
         ours = partial(split_tree_attention, query, keys, values, words)
-        pairs.append((partial(tree_attention, query, *read, mask), ours))
-    return is_faster(pairs, timer)
+        yield f"{count} keys", partial(tree_attention, query, *read, mask), ours
 
 
 @cache

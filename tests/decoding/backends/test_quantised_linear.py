@@ -93,18 +93,13 @@ def test_the_kernel_is_for_1_to_64_rows():
 def test_without_a_gpu_no_model_gets_the_kernel(folder):
     model = quantised_model(folder["llama"])
     replace_submodules(model)
-    timer = pytest.fail  # nothing is timed that cannot run
-    notes = quantised.use_where_faster(model, torch.float16, timer)
+    notes = quantised.use_products(model, torch.float16, dict.fromkeys((4, 8), frozenset({8})))
     assert len(notes) == 4 and all("stay bitsandbytes'" in note for note in notes)
     assert not any(isinstance(module, QuantisedLinear) for module in model.modules())
 
 
-@pytest.mark.parametrize(
-    ("plain", "rows", "is_used"), [(1.0, 0.5, True), (1.1, 0.5, False), (0.97, 0.99, False)]
-)
-def test_it_is_used_where_it_is_faster_and_loses_nothing(folder, monkeypatch, plain, rows, is_used):
-    """plain: seconds of our product of one row, where the stock one takes 1; rows: of all others;
-    the kernel of 32 rows is as fast as the stock one."""
+@pytest.mark.parametrize("used", [{8, 16, 64}, {16, 64}, set()])
+def test_it_is_used_for_the_rows_that_are_chosen(folder, monkeypatch, used):
     model = quantised_model(folder["llama"])
     replace_submodules(model)
     ids = torch.randint(3, 48, (1, 20), generator=torch.Generator().manual_seed(0))
@@ -116,17 +111,10 @@ def test_it_is_used_where_it_is_faster_and_loses_nothing(folder, monkeypatch, pl
         out = x @ weights_of(self.stock).to(x.dtype).T
         return out.unflatten(0, hidden.shape[:-1])
 
-    def timer(call):
-        before = len(calls)
-        call()
-        took = {1: plain, 32: 1.0}
-        return took.get(calls[-1], rows) if len(calls) > before else 1.0
-
     monkeypatch.setattr(quantised, "has_kernel", lambda *asked: True)
     monkeypatch.setattr(Nf4Linear, "own", own)
-    notes = quantised.use_where_faster(model, torch.float32, timer)
-    used = {16, 64} if rows < 0.9 else set()
-    used |= {8} if is_used else set()
+    chosen = {4: frozenset(used), 8: frozenset()}
+    notes = quantised.use_products(model, torch.float32, chosen)
     layer = model.model.layers[1]
     linears = layer.qkv, layer.out, layer.gate_up, layer.down
     assert all(isinstance(linear, Nf4Linear) for linear in linears) is bool(used)
@@ -135,7 +123,6 @@ def test_it_is_used_where_it_is_faster_and_loses_nothing(folder, monkeypatch, pl
         return
     assert {linear.buckets for linear in linears} == {frozenset(used)} and len(notes) == 4
     assert all("4-bit product" in note and note.endswith(", 64") for note in notes)
-    calls.clear()
     model.set_attn_implementation("medusa_tree")
     assert torch.allclose(model(ids).logits, wanted, atol=2e-4)  # 20 rows: bitsandbytes'
     assert calls == []
