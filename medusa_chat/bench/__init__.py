@@ -1,4 +1,4 @@
-"""bench: what Medusa brings on this machine, as ratios from one run, and what was not measured."""
+"""bench: how much faster Medusa is on this machine, as ratios within one run."""
 
 from medusa_chat.bench.rows import table
 from medusa_chat.bench.run import NAMED, STUDIES, run, run_shape

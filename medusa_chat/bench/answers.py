@@ -34,7 +34,7 @@ class Question:
 @dataclass(frozen=True)
 class Run:
     """One timed answer. tokens: ids. steps: passes of the backbone after the prefill. stepped:
-    tokens that the steps gave, an end token included. seconds: of the steps."""
+    tokens from the steps, the end token included. seconds: of the steps."""
 
     question: Question
     tokens: tuple[int, ...]
@@ -49,12 +49,12 @@ class Run:
 
     @property
     def per_step(self) -> float:
-        """Tokens a step, the acceleration rate of this answer."""
+        """Tokens per step, the acceleration rate of this answer."""
         return self.stepped / self.steps
 
     @property
     def rate(self) -> float:
-        """Tokens a second of decoding."""
+        """Tokens per second of decoding."""
         return self.stepped / self.seconds
 
 
@@ -69,32 +69,32 @@ class Variant(NamedTuple):
 
 
 def asked_texts(context: BenchContext) -> list[tuple[str, str]]:
-    """(text, category) of the first question of each row of --prompts, or the six own prompts; of
-    many --questions, evenly spread. Raises UsageError."""
+    """(text, category) of the first question of each row of --prompts, or of our own six prompts;
+    of these --questions, evenly spread. Raises UsageError."""
     if context.prompts is None:
         return spread([(text, "") for text in PROMPTS], context.questions)
     return [(row.asked[0], row.category) for row in asked_rows(context, context.prompts)]
 
 
 def asked_rows(context: BenchContext, file: Path) -> list[Conversation]:
-    """The rows of a file of questions; of many --questions, evenly spread. Raises UsageError."""
+    """--questions rows of a file of questions, evenly spread. Raises UsageError."""
     read = read_conversations(file, prompts=True)
     for note in read.notes:
         context.progress(note)
     rows = read.conversations
     if not rows:
-        raise UsageError(f"{file} holds no prompt: give another file as --prompts")
+        raise UsageError(f"{file} has no prompt: give another file as --prompts")
     return spread(rows, context.questions)
 
 
 def spread(values: Sequence[T], count: int | None) -> list[T]:
-    """`count` of the values, evenly spread; all of them where they are fewer, or for None."""
+    """`count` of the values, evenly spread; all where there are fewer, or for None."""
     kept = min(count or len(values), len(values))
     return [values[place * len(values) // kept] for place in range(kept)]
 
 
 def rotated(values: Sequence[T], number: int) -> list[T]:
-    """The values from the one with this number on, those before it behind."""
+    """The values rotated to begin with the one at this index."""
     at = number % len(values)
     return [*values[at:], *values[:at]]
 
@@ -154,7 +154,7 @@ def run_of(question: Question, events: Iterable[Told]) -> Run:
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The place of the first token that is not the same; None where the two are the same."""
+    """The index of the first token that differs; None where there is none."""
     pairs = enumerate(zip_longest(one, other))
     return next((place for place, (a, b) in pairs if a != b), None)
 
@@ -173,40 +173,38 @@ def fastest_of_rounds(
     functions: Mapping[str, AnswerFunction],
     rounds: int,
 ) -> dict[str, list[Run]]:
-    """Of every answer the fastest of some rounds of `rotate`, which all have the same tokens."""
-    found: dict[str, list[Run]] = {name: [] for name in functions}
+    """The fastest of several rounds of `rotate` for every answer; all have the same tokens."""
+    all_runs: dict[str, list[Run]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, runs in rotate(context, asked, functions).items():
-            found[name] += runs
-    return {name: list(fastest(runs).values()) for name, runs in found.items()}
+            all_runs[name] += runs
+    return {name: list(fastest(runs).values()) for name, runs in all_runs.items()}
 
 
 def fastest(runs: Iterable[Run]) -> dict[int, Run]:
     """The fastest timed answer to each question, by the question's id."""
-    found: dict[int, Run] = {}
-    for run in sorted((run for run in runs if run.is_timed), key=lambda run: -run.seconds):
-        found[id(run.question)] = run
-    return found
+    slowest_first = sorted((run for run in runs if run.is_timed), key=lambda run: -run.seconds)
+    return {id(run.question): run for run in slowest_first}
 
 
 def rotate(
     context: BenchContext, asked: Sequence[Question], functions: Mapping[str, AnswerFunction]
 ) -> dict[str, list[Run]]:
-    """Every question answered by every function, one after another. The first one changes with
-    every question, so that a machine that becomes faster or slower does so for all. Questions
-    without space for an answer, and answers without a step, are left out. Raises UsageError where a
+    """Every question answered by every function in turn. The first function changes with every
+    question, so that a machine that becomes faster or slower does so for all. Questions without
+    space for an answer, and answers without a step, are left out. Raises UsageError where a
     function has no answer left."""
-    found: dict[str, list[Run]] = {name: [] for name in functions}
+    answered: dict[str, list[Run]] = {name: [] for name in functions}
     for number, question in enumerate(asked):
         context.progress(f"question {number + 1} of {len(asked)}")
         for name in rotated(list(functions), number):
             with suppress(ContextError):
                 run = functions[name](question)
                 if run.is_timed:
-                    found[name].append(run)
-    if not all(found.values()):
+                    answered[name].append(run)
+    if not all(answered.values()):
         raise UsageError(NO_STEP)
-    return found
+    return answered
 
 
 def mean_step(runs: Sequence[Run]) -> float:
@@ -215,19 +213,19 @@ def mean_step(runs: Sequence[Run]) -> float:
 
 
 def rate(runs: Sequence[Run]) -> float:
-    """Tokens a second of all answers together."""
+    """Tokens per second over all answers."""
     return fsum(run.stepped for run in runs) / fsum(run.seconds for run in runs)
 
 
 def per_step(name: str, runs: Sequence[Run], note: str = "") -> Row:
-    """Tokens a step over all answers; the minimum and the maximum are of single answers."""
+    """Tokens per step over all answers; minimum and maximum are of single answers."""
     mean = fsum(run.stepped for run in runs) / sum(run.steps for run in runs)
     return row(name, [run.per_step for run in runs], "tokens/step", note=note, value=mean)
 
 
 def speed(name: str, runs: Sequence[Run], baseline: Sequence[Run], against: str = "plain") -> Row:
-    """Tokens a second, and the ratio to the baseline's on the same questions. against: the name of
-    the baseline."""
+    """Tokens per second, and the ratio to the baseline on the same questions. against: the
+    baseline's name."""
     rates = {id(run.question): run.rate for run in baseline}
     pairs = [(run.rate, rates[id(run.question)]) for run in runs if id(run.question) in rates]
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]

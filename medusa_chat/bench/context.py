@@ -1,4 +1,4 @@
-"""BenchContext: the model and the options that all studies of a run share."""
+"""BenchContext: the loaded model and the options that all studies of a run share."""
 
 import os
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class BenchContext:
 
     @property
     def command(self) -> str:
-        """The command line that measures our own contestants."""
+        """The command line that measures our own decoding."""
         return f"medusa-chat bench --tree {self.tree} --max-new-tokens {self.max_new_tokens}"
 
     @property
@@ -94,7 +94,7 @@ def read_model(request: LoadRequest, progress: Callable[[str], None]) -> LoadedM
 
 
 def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
-    """The machine and the model that the figures belong to. prompts: their number."""
+    """The machine and the model of the figures. prompts: how many."""
     info, device = context.loaded.info, context.loaded.engine.backbone.device
     is_auto = context.tree == "auto"
     shape = info.tree_reason if is_auto else f"{len(load_tree(context.tree))} nodes"

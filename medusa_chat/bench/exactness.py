@@ -1,6 +1,7 @@
-"""Study "exactness": on real texts every drafter gives the tokens of plain decoding.
+"""Study "exactness": on real texts every drafter gives the same tokens as plain decoding.
 
-Greedily and with a seed, in fp32 and bf16; and greedily in fp32 these are transformers' tokens."""
+Greedy and with a seed, in fp32 and bf16; greedy in fp32, they are also transformers' tokens.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,9 +38,9 @@ TIE = 1e-4  # a gap of logits below which two tokens are a tie
 
 
 class Difference(NamedTuple):
-    """Where an answer parts from plain decoding's: question and token by number from 0. gap: how
-    far apart the two tokens' scores are there, logits, with temperature and noise where a seed was
-    used; None where one of the answers has ended."""
+    """The first divergence of an answer from plain decoding's: question and token by index. gap:
+    between the two tokens' scores there (logits, with temperature and noise where a seed was used);
+    None where one of the answers has ended."""
 
     question: int
     token: int
@@ -47,9 +48,8 @@ class Difference(NamedTuple):
 
 
 def exactness(context: BenchContext) -> Iterator[Row]:
-    """Rows of how many answers are the same, of the file's questions and of long prompts made of
-    them; each difference is in the note of its row. In both precisions, or in that of
-    --precision."""
+    """How many answers are the same, for the file's questions and for long prompts made of them;
+    the notes of the rows name each difference. In both precisions, or in that of --precision."""
     asked_for = context.request.precision
     for precision in PRECISIONS if asked_for == "auto" else (asked_for,):
         of = context
@@ -64,7 +64,7 @@ def exactness(context: BenchContext) -> Iterator[Row]:
 def _rows(
     context: BenchContext, name: str, asked: Sequence[Question], settings: GenerationSettings
 ) -> Iterator[Row]:
-    """The rows of questions of one kind, in one precision and mode."""
+    """The rows of one kind of questions, in one precision and mode."""
     context.progress(name)
     runs = answers(context, asked, settings)
     plain = runs["none"]
@@ -85,8 +85,8 @@ def _rows(
 def answers(
     context: BenchContext, asked: Sequence[Question], settings: GenerationSettings
 ) -> dict[str, list[Run]]:
-    """Every question's answer by every drafter, "none" first, as the page gives it; a prompt is
-    read once for all. Raises ContextError for one without space."""
+    """Every question answered by every drafter, "none" first, as in the page; a prompt is read once
+    for all. Raises ContextError where an answer has no space."""
     found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
     for number, question in enumerate(asked, start=1):
         context.progress(f"question {number} of {len(asked)}")
@@ -103,7 +103,7 @@ def differences(
     drafted: Sequence[Run],
     settings: GenerationSettings,
 ) -> list[Difference]:
-    """Where the drafted answers part from the plain ones."""
+    """Where the drafted answers diverge from the plain ones."""
     found = []
     for number, (one, other) in enumerate(zip(plain, drafted, strict=True)):
         place = parting(one.tokens, other.tokens)
@@ -119,7 +119,7 @@ def differences(
 
 @torch.inference_mode()
 def scores(context: BenchContext, ids: Sequence[int], settings: GenerationSettings) -> Tensor:
-    """What the next token after `ids` is the largest of: float32 [V]."""
+    """The scores float32 [V] whose largest is the next token after `ids`."""
     logits = context.loaded.engine.peek(ids, ())[0].float().cpu()
     if settings.is_greedy:
         return logits
@@ -129,9 +129,8 @@ def scores(context: BenchContext, ids: Sequence[int], settings: GenerationSettin
 
 @torch.inference_mode()
 def differences_from(baseline: HFBaseline, runs: Sequence[Run]) -> list[Difference]:
-    """Where greedy answers part from what transformers' own model finds most probable after the
-    same text, at a tie or not: one pass over prompt and answer stands for all passes of `generate`.
-    """
+    """Where greedy answers diverge from what transformers' own model finds most probable after the
+    same text, at a tie or not: one pass over prompt and answer replaces those of `generate`."""
     found = []
     for number, run in enumerate(runs):
         ids = torch.tensor([[*run.question.ids, *run.tokens]], device=baseline.model.device)
@@ -148,8 +147,8 @@ def differences_from(baseline: HFBaseline, runs: Sequence[Run]) -> list[Differen
 
 
 def long_questions(context: BenchContext) -> list[Question]:
-    """Prompts of at least LONG tokens, or half of the context, each of several of the file's
-    questions one after another from another one on."""
+    """Prompts of at least LONG tokens, or half of the context: each joins questions of the file,
+    beginning with another one."""
     texts = asked_texts(context)
     least = min(LONG, context.loaded.engine.backbone.context // 2)
     found = []
@@ -163,7 +162,7 @@ def long_questions(context: BenchContext) -> list[Question]:
 
 
 def _row(name: str, found: Sequence[Difference], note: str, answers: int) -> Row:
-    """How many of the answers are the same, and where the others part."""
+    """How many of the answers are the same, and where the others diverge."""
     ties = sum(one.gap is not None and abs(one.gap) < TIE for one in found)
     said = [note, f"{len(found)} differ, {ties} of them at a tie"] if found else [note]
     for one in found:

@@ -25,8 +25,8 @@ DRAFT_FOLDER = "draft"  # in the folder of the backbone
 
 
 class PassTimer:
-    """A streamer for `generate` that keeps the end of every pass (seconds) and the number of tokens
-    it gave. The first entry is the prompt."""
+    """A streamer for `generate` that records the end of every pass (seconds) and its number of
+    tokens. The first entry is the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -37,7 +37,7 @@ class PassTimer:
         self.counts.append(tokens.numel())
 
     def end(self) -> None:
-        """Part of the interface of a streamer; there is nothing to close."""
+        """Part of a streamer's interface; there is nothing to close."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_baseline(context: BenchContext, dtype: str) -> HFBaseline:
 
 
 def backbone_folder(context: BenchContext) -> Path:
-    """The backbone's folder; of a GGUF file what the load converted it to."""
+    """The backbone's folder; for a GGUF file, the one that the load converted it to."""
     found = Checkpoint.find(context.request)
     return converted_folder(found, context.loaded.info.precision).backbone
 

@@ -1,4 +1,4 @@
-"""Studies of what surrounds the steps: "turns", and "load" with its peak memory."""
+"""Studies "turns" (time to the first token) and "load" (seconds and peak memory)."""
 
 import multiprocessing
 import sys

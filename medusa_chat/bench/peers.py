@@ -1,6 +1,7 @@
-"""Studies "drafters" and "peers": our decoding, then other programs with the same weights.
+"""Studies "drafters" and "peers": our decoding, and other programs with the same weights.
 
-Another program runs in a process with a Python of its own (assets/benchmarks/peer.py)."""
+Each of these runs in a process with its own Python (assets/benchmarks/peer.py).
+"""
 
 import json
 import subprocess
@@ -59,8 +60,8 @@ SCRIPT = ("benchmarks", "peer.py")  # of assets/; it is in a checkout only
 
 @dataclass(frozen=True)
 class Peer:
-    """A program and what it serves. python: of its environment, None where it was not named. model:
-    a GGUF file or a folder. options: of vLLM's class. why: the reason why it cannot be asked."""
+    """A program and the model it serves. python: of its environment, None where no option named it.
+    model: a GGUF file or a folder. options: of vLLM's class. why: the reason it cannot run."""
 
     name: str
     program: str
@@ -71,11 +72,11 @@ class Peer:
 
 
 class PeerFailed(Exception):
-    """A peer that gave no answers; the message is the reason."""
+    """A peer gave no answers; the message says why."""
 
 
 def drafters(context: BenchContext) -> Iterator[Row]:
-    """As "peers", of our own decoding alone: every drafter in turns on the same questions."""
+    """As "peers", for our own decoding alone: the drafters take turns on the same questions."""
     for _ in tune(context.loaded, context.budget):
         pass
     asked = questions(context)
@@ -116,7 +117,7 @@ def peers(context: BenchContext) -> Iterator[Row]:
 def _own(
     context: BenchContext, asked: Sequence[Question]
 ) -> tuple[dict[str, AnswerFunction], dict[str, str]]:
-    """The contestants of this process, each warmed up by an answer, and why others do not run."""
+    """The contestants in this process, each warmed up by an answer, and why others do not run."""
     functions = _ours(context)
     room = max(len(question.ids) for question in asked) + context.max_new_tokens
     static = compiled(context.loaded.engine.backbone.device, room)
@@ -141,7 +142,7 @@ def _ours(context: BenchContext) -> dict[str, AnswerFunction]:
 
 
 def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run:
-    """transformers' answer with all threads, as every program here has."""
+    """transformers' answer with all threads, which every program here has."""
     with devices.torch_threads(devices.most_threads()):
         return baseline.answer(question, **options)[0]
 
@@ -161,7 +162,7 @@ def _warm_up(context: BenchContext, name: str, function: AnswerFunction, questio
 
 
 def _others(context: BenchContext, kept: Path) -> Iterator[Peer]:
-    """The programs with a Python of their own. kept: for files that they read."""
+    """The programs with their own Python. kept: a folder for files that they read."""
     file, of_llama = Checkpoint.find(context.request).source, ("llama.cpp", context.llama_cpp)
     if context.llama_cpp is None or not is_gguf(file.name):
         why = "needs --llama-cpp PYTHON and a GGUF file as the backbone"
@@ -193,7 +194,7 @@ def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Peer:
 def _rows(
     asked: Sequence[Question], found: Mapping[str, Sequence[Run]], notes: Mapping[str, str]
 ) -> Iterator[Row]:
-    """The study's rows, of the questions that every program has a timed answer to."""
+    """The rows over the questions to which every program has a timed answer."""
     chosen = {name: fastest(runs) for name, runs in found.items()}
     timed = [q for q in map(id, asked) if all(q in runs for runs in chosen.values())]
     if not timed:
@@ -209,7 +210,7 @@ def _rows(
 
 
 def _speed(name: str, runs: Sequence[Run], plain: Sequence[Run], note: str) -> Row:
-    """Tokens a second over all answers; the minimum and the maximum are of single answers."""
+    """Tokens per second over all answers; minimum and maximum are of single answers."""
     value = rate(runs)
     found = row(name, [run.rate for run in runs], "tokens/s", PLAIN, note=note, value=value)
     return {**found, "ratio": value / rate(plain)}

@@ -1,4 +1,4 @@
-"""RandomModel: the sizes of a published model, to be filled with random weights."""
+"""RandomModel: a model with the sizes of a published one and random weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ def load_shape(shape: RandomModel, request: LoadRequest) -> LoadedModel:
 
 
 def llama_config(shape: RandomModel, **others: Any) -> LlamaConfig:
-    """The configuration of a Llama of these sizes. others: its fields that are no sizes."""
+    """The configuration of a Llama of these sizes. others: its other fields."""
     return LlamaConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -139,7 +139,7 @@ def random_heads(shape: RandomModel, device: torch.device, dtype: torch.dtype) -
 
 @torch.no_grad()
 def _fill(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Small random numbers; norms are 1, so that hidden states keep their size."""
+    """Small random numbers; norms are 1, so that hidden states keep their magnitude."""
     for name, parameter in parameters:
         parameter.requires_grad_(False)
         if name.endswith("norm.weight"):

@@ -19,7 +19,7 @@ def row(
 ) -> Row:
     """One row. values: one for each round, or for each answer. baseline: the values of `against`,
     whose ratios round by round have `ratio` as their median. note: what a reader must know. value:
-    where it is not the median. command: what measures it, where that is not `--study NAME`."""
+    where it is not the median. command: the one that measures it, if not `--study NAME`."""
     ratio = median(a / b for a, b in zip(values, baseline, strict=True)) if baseline else None
     return {
         "name": name,
@@ -35,7 +35,7 @@ def row(
 
 
 def unmeasured(name: str, unit: str, why: str) -> Row:
-    """A row that could not be measured, with the reason. It is shown as well."""
+    """A row for what could not be measured, with the reason; it is shown too."""
     empty: dict[str, Any] = dict.fromkeys(("value", "min", "max", "against", "ratio"))
     return {"name": name, "unit": unit, **empty, "command": "", "note": f"not measured: {why}"}
 

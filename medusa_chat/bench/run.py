@@ -59,7 +59,7 @@ def run(
 
 
 def _prompt_count(context: BenchContext, studies: Sequence[str]) -> int:
-    """The number of prompts that were answered: of the file, else of the speed's own."""
+    """The number of prompts answered: of the file, else those of the study "speed"."""
     if set(studies) & set(NAMED):
         return len(questions(context))
     return len(PROMPTS) if "speed" in studies else 0
@@ -106,6 +106,6 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 
 def result_of(context: BenchContext, prompts: int, rows: list[Row]) -> dict[str, Any]:
-    """What is shown and written; the verdict is the tree of `--tree auto` and the reason."""
+    """The result to show and write; the verdict is the tree of `--tree auto` and the reason."""
     verdict = f"--tree auto: {context.loaded.info.tree_reason}."
     return {"machine": machine(context, prompts), "rows": rows, "verdict": verdict}

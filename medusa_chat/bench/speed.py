@@ -1,4 +1,4 @@
-"""Study "speed": whole answers of transformers' generate, our plain decoding and our drafters."""
+"""Study "speed": whole answers by transformers' generate, our plain decoding and our drafters."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class Contestant:
 
     @property
     def rates(self) -> list[float]:
-        """Tokens a second of each round over all prompts, with prefill, without the warm-up."""
+        """Tokens per second of each round over all prompts, with prefill, without the warm-up."""
         pairs = list(zip(self.runs, self.seconds, strict=True))[1:]
         return [sum(len(run.tokens) for run in runs) / seconds for runs, seconds in pairs]
 

@@ -67,8 +67,8 @@ def calibrate(
     chats: Sequence[Conversation] = (),
 ) -> Generator[Stage | Note | Answered | Calibration | Measured | Written, None, None]:
     """Measure the heads on greedy answers to the prompts, search the tree of at most `nodes` nodes,
-    measure its tokens a step and write `output`, and its figures into the card beside it. chats:
-    the user's own, whose questions are answered again beside the data's. Raises MedusaChatError."""
+    measure its tokens per step and write `output`, and its figures into the card beside it. chats:
+    the user's own, whose questions are answered again too. Raises MedusaChatError."""
     conversations, notes = _choose(data, chats)
     yield from notes
     yield Stage("loading")
@@ -99,11 +99,11 @@ def _choose(
     """(at most MOST_CONVERSATIONS, drawn with seed 0; what was left out of the files). Raises
     UsageError without any."""
     files = [read_conversations(path, prompts=True) for path in data]
-    found = [*chats, *(one for file in files for one in file.conversations)]
-    if not found:
-        raise UsageError(f"{', '.join(map(str, data))} holds no prompt: give other --data")
+    whole = [*chats, *(one for file in files for one in file.conversations)]
+    if not whole:
+        raise UsageError(f"{', '.join(map(str, data))} has no prompt: give other --data")
     notes = [Note(line) for file in files for line in file.notes]
-    return random.Random(0).sample(found, min(len(found), MOST_CONVERSATIONS)), notes
+    return random.Random(0).sample(whole, min(len(whole), MOST_CONVERSATIONS)), notes
 
 
 def _load(request: LoadRequest) -> Generator[Stage, None, LoadedModel]:
@@ -179,7 +179,7 @@ def _ranks(loaded: LoadedModel, prompt: list[int], answer: list[int]) -> AnswerR
 
 
 def _answer(loaded: LoadedModel, prompt: list[int], tree: Tree) -> Finished:
-    """The end of a greedy answer with exact acceptance, so the backbone's own."""
+    """The end of a greedy answer with exact acceptance, which is the backbone's own."""
     engine = loaded.engine
     settings = GenerationSettings(
         drafter="medusa", max_new_tokens=ANSWER_TOKENS, nodes=len(tree), seed=0
@@ -311,7 +311,7 @@ def ranks_of(
 
 
 def _runs(example: Example) -> Iterator[tuple[int, int]]:
-    """Where each run of labels begins and ends; the text's first token is predicted by nothing."""
+    """Where each run of labels begins and ends; nothing predicts the first token of the text."""
     end = 0
     for is_label, run in groupby(example.is_label):
         start, end = end, end + sum(1 for _ in run)

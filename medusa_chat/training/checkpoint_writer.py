@@ -166,8 +166,8 @@ def model_card(base: Base, recipe: Recipe, data: Sequence[str], calibrated: Cali
 
 
 def renew_figures(card: Path, calibrated: Calibration) -> bool:
-    """Put a new calibration's figures in place of those that `model_card` wrote -> whether they
-    are there; all else of the card stays. Raises OSError."""
+    """Replace the figures that `model_card` wrote by those of a new calibration -> whether the card
+    had any; the rest of it stays. Raises OSError."""
     try:
         text = card.read_bytes().decode() if card.is_file() else ""
     except UnicodeError:  # not one of ours

@@ -28,7 +28,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Note:
-    """What was decided or left out, in a line."""
+    """One line on what was decided or left out."""
 
     line: str
 
@@ -64,8 +64,8 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """The backbone has run over `done` of `total` examples, whose hidden states are kept; tokens:
-    of them so far."""
+    """The backbone has run over `done` of `total` examples, with `tokens` tokens so far, and their
+    hidden states are cached."""
 
     done: int
     total: int
@@ -74,7 +74,7 @@ class HiddenStates:
 
 @dataclass(frozen=True)
 class Written:
-    """The output is on the disk. bytes: its size; answers: the file of the backbone's answers."""
+    """The output is on disk. bytes: its size; answers: the file of the backbone's answers."""
 
     folder: str
     bytes: int

@@ -1,7 +1,7 @@
-"""The loss of the heads on the backbone's hidden states (Medusa-1), and what goes into it.
+"""The loss of the heads on the backbone's hidden states (Medusa-1), and its inputs.
 
 The inputs are the positions at which a head has a token to predict. The loss may be over a short
-vocabulary, and the logits of all its rows never exist together.
+vocabulary, and the logits of all rows never exist at once.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class HeadInputs(NamedTuple):
     targets: Tensor
 
     def part(self, chosen: Tensor) -> "HeadInputs":
-        """The positions at some indices int64 [m]."""
+        """The positions at these indices int64 [m]."""
         return HeadInputs(*(tensor[chosen] for tensor in self))
 
 
@@ -156,8 +156,8 @@ class ShortVocabulary:
     """lm_head: hidden [n, d] -> logits [n, S] of the S tokens of a shortlist. places int64 [V]: the
     column of each token, IGNORED for a token outside.
 
-    A product with 49,152 rows of an LM head is most of a step of the heads' training; what is not
-    in the list is never drafted, so nothing is lost by not learning it.
+    A product with 49,152 rows of an LM head is most of a step of the heads' training; tokens
+    outside of the list are never drafted, so nothing is lost by not learning them.
     """
 
     lm_head: LogitHead
@@ -312,7 +312,7 @@ def chunked_sum(
 
 
 class _WithGradients(torch.autograd.Function):
-    """A value whose gradients are computed already."""
+    """A value with gradients that are already computed."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *_: Tensor) -> Tensor:
