@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.conversations import said, talk
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.events import Finished, Prefilled
@@ -28,16 +29,6 @@ def model():
 def forgetful(model):
     model.engine.forget()
     model.said = None
-
-
-def said(role, text):
-    return {"role": role, "content": text}
-
-
-def talk(turns):
-    roles = ("user", "assistant") * turns
-    told = [said(role, f"This is message {at} of the {role}.") for at, role in enumerate(roles)]
-    return [*told, said("user", "Tell me a story")]
 
 
 def answer(model, messages, drops_oldest=True, settings=SETTINGS):

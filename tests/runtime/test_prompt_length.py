@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.conversations import said, talk
 
 from medusa_chat.checkpoints.control_tokens import ControlTokens
 from medusa_chat.checkpoints.load import load
@@ -18,16 +19,6 @@ CONTEXT = 256
 def model():
     *_, (_, loaded) = load(LoadRequest("demo", precision="fp32", device="cpu", max_context=CONTEXT))
     return loaded
-
-
-def said(role, text):
-    return {"role": role, "content": text}
-
-
-def talk(turns):
-    roles = ("user", "assistant") * turns
-    told = [said(role, f"This is message {at} of the {role}.") for at, role in enumerate(roles)]
-    return [*told, said("user", "Tell me a story")]
 
 
 @pytest.fixture

@@ -32,6 +32,18 @@ def quick_session() -> Iterator[Session]:
     session.close()
 
 
+def said(role, text):
+    """A message, as a model takes it."""
+    return {"role": role, "content": text}
+
+
+def talk(turns):
+    """A conversation of so many turns, and a question."""
+    each = ("user", "assistant") * turns
+    told = [said(role, f"This is message {at} of the {role}.") for at, role in enumerate(each)]
+    return [*told, said("user", "Tell me a story")]
+
+
 def turn(text="hi", **posted):
     return checked({"text": text, **posted}, TREES)
 
