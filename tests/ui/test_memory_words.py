@@ -69,6 +69,7 @@ def test_auto_is_the_best_precision_that_fits(free, has_blocks, taken):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model lies on the GPU")
 @pytest.mark.skipif(not hasattr(psutil.Process().memory_info(), "shared"), reason="only on Linux")
 def test_nothing_of_a_model_stays_in_mapped_files(folder):
-    loaded(folder, precision="auto")
+    kept = loaded(folder)
+    assert kept.info.precision == "fp32"
     maps = Path("/proc/self/maps").read_text("utf-8")
     assert str(folder / "model.safetensors") not in maps
