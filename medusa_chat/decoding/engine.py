@@ -127,7 +127,7 @@ class Engine:
             result, plan = self._step(state, known, answer.room)
             known = [*result.tokens[1:], result.next_token]
             busy, seconds = self._busy() - begun, perf_counter() - started
-            self._teach(result, plan, seconds)
+            self._teach(drafter, result, plan, seconds)
             yield answer.step(known, result, seconds, busy, plan.reason)
         if answer.reason == "error":
             self.backbone.cache.wipe()
@@ -161,9 +161,10 @@ class Engine:
         drafter.learn(result.nodes, result.path)
         return result, plan
 
-    def _teach(self, result: StepResult, plan: Plan, seconds: float) -> None:
-        """Tell the budgets' times how long a step took."""
-        if self.times is not None:
+    def _teach(self, drafter: Drafter, result: StepResult, plan: Plan, seconds: float) -> None:
+        """Tell the budgets' times how long a step took, in an answer that mixes sizes: plain steps
+        of another one are timed under other conditions."""
+        if self.times is not None and getattr(drafter, "budget", None) is not None:
             drafting = result.heads_seconds
             self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
 
