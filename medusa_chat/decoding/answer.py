@@ -8,7 +8,7 @@ from time import get_clock_info, perf_counter, thread_time
 import torch
 
 from medusa_chat.decoding.detokenizer import TextStream, TokenTexts
-from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step
+from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step, TokenLogprob
 from medusa_chat.decoding.reasoning import Part, ReasoningReader
 from medusa_chat.decoding.step import StepResult
 
@@ -24,7 +24,8 @@ class Answer:
 
     eos: ids that end it, which are not emitted; limit: the most tokens, at which it ends for the
     reason `at_limit`; stop: texts that end it with the token that completes one. texts: those of
-    tokens; None: events have no text, and none ends it. reader: of reasoning; None: all is text.
+    tokens; None: events have no text, and none ends it. logprobs: see
+    Engine.generate. reader: of reasoning; None: all is text.
     """
 
     def __init__(
@@ -35,13 +36,14 @@ class Answer:
         texts: TokenTexts | None,
         stop: Sequence[str],
         reader: ReasoningReader | None = None,
+        logprobs: int | None = None,
     ) -> None:
         self.eos, self.limit, self.at_limit = eos, limit, at_limit
         self.ids: list[int] = []
         self.part = Part()  # its reasoning and text
         self.reason: Reason | None = None
         self.prefill_seconds = 0.0
-        self._texts, self._reader = texts, reader
+        self._texts, self._reader, self._alternatives = texts, reader, logprobs
         self._stream = None if texts is None else TextStream(texts, stop)
         self._steps, self._emitted, self._seconds, self._busy = 0, 0, 0.0, 0.0
 
@@ -69,8 +71,32 @@ class Answer:
         record = result.record and self._named(result.record, fresh[len(path) - 1 :])
         parts = result.heads_seconds, result.backbone_seconds, result.nodes
         return Step(
-            index, fresh, part.text, seconds, path, record, *parts, why, busy, part.reasoning
+            index,
+            fresh,
+            part.text,
+            seconds,
+            path,
+            record,
+            *parts,
+            why,
+            busy,
+            part.reasoning,
+            self.logprobs(fresh, result),
         )
+
+    def logprobs(self, tokens: Sequence[int], result: StepResult) -> tuple[TokenLogprob, ...]:
+        """Of the tokens that a step emitted, where the answer has any."""
+        if self._alternatives is None or self._texts is None or result.logits is None:
+            return ()
+        rows = result.logits[: len(tokens)].float().log_softmax(-1)
+        name = self._texts.bytes_of
+        given = []
+        for token, row in zip(tokens, rows, strict=True):
+            best = row.topk(min(self._alternatives, len(row)))
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            top = tuple((name(other), logprob) for other, logprob in pairs)
+            given.append(TokenLogprob(name(token), float(row[token]), top))
+        return tuple(given)
 
     def finished(self) -> Finished:
         """The last event. It has ended."""

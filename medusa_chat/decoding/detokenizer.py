@@ -107,6 +107,11 @@ class TokenTexts:
             self._texts[token] = self._text(token)
         return self._texts[token]
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, maybe a part of a character."""
+        data = self.pieces.bytes_of(self.pieces.piece(token) or "")
+        return data or self(token).encode()
+
     def _text(self, token: int) -> str:
         piece = self.pieces.piece(token) or ""
         data = self.pieces.bytes_of(piece)

@@ -1,6 +1,7 @@
 """Engine: prefill, step, stop. One text at a time, as a generator of events."""
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -22,9 +23,9 @@ from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.probe import common_prefix, probe_logits
-from medusa_chat.decoding.reasoning import ReasoningReader
+from medusa_chat.decoding.reasoning import Part, ReasoningReader
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, read
+from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, TorchStep, read
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -88,20 +89,23 @@ class Engine:
         texts: TokenTexts | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         reader: ReasoningReader | None = None,
+        logprobs: int | None = None,
     ) -> Generator[Told, None, None]:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
-        them all text is "", and no stop string ends the answer. should_stop: asked after every
-        event, ends it as "cancelled". reader: of reasoning. A long prompt yields Readings. Raises
-        ContextError for a prompt that leaves no room, UsageError for an empty one.
+        them all text is "", and no stop string ends the answer. should_stop, asked after every
+        event, ends it as "cancelled". reader: of reasoning. logprobs: those of each token with so
+        many alternatives; None for none. Between parts of a long prompt comes a Reading. Raises
+        ContextError where the prompt leaves no room, UsageError where it is empty.
         """
         self._require_room(prompt_ids)
+        started = perf_counter()
         limit = self._limit(len(prompt_ids), settings)
-        answer, started = Answer(self.eos, *limit, texts, settings.stop, reader), perf_counter()
-        reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
-        while len(prompt_ids) - len(self._ids) > chunk:
-            self._read(prompt_ids[len(self._ids) :][:chunk])
+        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs)
+        reused = self._reuse(prompt_ids)
+        while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
+            self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
             yield Reading(len(self._ids), len(prompt_ids))
             if should_stop():
                 answer.reason = "cancelled"
@@ -109,23 +113,12 @@ class Engine:
                 return
         first, hidden = self._prefill(prompt_ids, settings)
         token_ids, part = answer.begin(first, perf_counter() - started)
-        yield Prefilled(
-            model=self.name,
-            precision=self.precision,
-            device=str(self.backbone.device),
-            settings=settings.to_json(),
-            prompt_token_ids=tuple(prompt_ids),
-            prompt_tokens=len(prompt_ids),
-            reused_tokens=reused,
-            token_ids=token_ids,
-            text=part.text,
-            reasoning=part.reasoning,
-            seconds=answer.prefill_seconds,
-            context=self.backbone.context,
-            backend=self.backend.name,
-        )
+        told = self._prefilled(prompt_ids, settings, reused, token_ids, part)
+        seconds, named = answer.prefill_seconds, answer.logprobs(token_ids, first)
+        yield replace(told, seconds=seconds, logprobs=named)
         known: Sequence[int] = [*prompt_ids, first.next_token]
         state = DecodeState(drafter, settings, details, hidden, first.next_token)
+        state.keeps_logits = logprobs is not None
         while answer.reason is None:
             if should_stop():
                 answer.reason = "cancelled"
@@ -162,7 +155,7 @@ class Engine:
         cache, drafter = self.backbone.cache, state.drafter
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
-        result = self.backend.step(state, plan)
+        result = self._backend(state).step(state, plan)
         result.heads_seconds += planned
         self._ids += result.tokens if result.is_finite else []
         drafter.learn(result.nodes, result.path)
@@ -174,6 +167,37 @@ class Engine:
         if self.times is not None and getattr(drafter, "budget", None) is not None:
             drafting = result.heads_seconds
             self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
+
+    def _prefilled(
+        self,
+        prompt_ids: Sequence[int],
+        settings: GenerationSettings,
+        reused: int,
+        token_ids: tuple[int, ...],
+        part: Part,
+    ) -> Prefilled:
+        """The first event, but for its time and log probabilities."""
+        return Prefilled(
+            model=self.name,
+            precision=self.precision,
+            device=str(self.backbone.device),
+            settings=settings.to_json(),
+            prompt_token_ids=tuple(prompt_ids),
+            prompt_tokens=len(prompt_ids),
+            reused_tokens=reused,
+            token_ids=token_ids,
+            text=part.text,
+            reasoning=part.reasoning,
+            seconds=0.0,
+            context=self.backbone.context,
+            backend=self.backend.name,
+        )
+
+    def _backend(self, state: DecodeState) -> StepBackend:
+        """What runs the step: where logits are kept, no recording, which has them on the device
+        until its next step alone."""
+        is_read = state.keeps_logits and not isinstance(self.backend, TorchStep)
+        return TorchStep(self.backbone) if is_read else self.backend
 
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
@@ -205,6 +229,7 @@ class Engine:
         place = len(prompt_ids) - 1
         given = VerifyInput(draft, logits, place, settings, False, self.backend.rows)
         result = read(draft, ACCEPTANCE[settings.acceptance](given))
+        result.logits = logits
         if not result.is_finite:
             self.forget()  # a pass with NaN must not be reused
             self.backbone.cache.wipe()

@@ -22,7 +22,7 @@ Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], 
 class DecodeState:
     """How an answer is decoded, and its current position, which every step moves on. root_id: the
     root; hidden [1, d]: the backbone's state from which it was predicted, on the device; most:
-    tokens still to generate."""
+    tokens still to generate; keeps_logits: whether results have them."""
 
     drafter: Drafter
     settings: GenerationSettings
@@ -30,12 +30,14 @@ class DecodeState:
     hidden: Tensor
     root_id: int
     most: int = 1
+    keeps_logits: bool = False
 
 
 @dataclass
 class StepResult:
     """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
-    the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included."""
+    the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included.
+    logits [len(path), V]: the rows of the path, where the state asks for them."""
 
     path: list[int]
     tokens: list[int]
@@ -45,6 +47,7 @@ class StepResult:
     record: DraftRecord | None = None
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
+    logits: Tensor | None = None
 
 
 class StepBackend(Protocol):
@@ -104,6 +107,13 @@ class TorchStep:
         """See StepBackend."""
         cache, watch = self.backbone.cache, self._watch
         root = torch.tensor([state.root_id], device=self.backbone.device)
+        logits: list[Tensor] = []
+
+        def run(draft: Draft) -> tuple[Tensor, Tensor]:
+            found = self.run(draft)
+            logits.append(found[1])
+            return found
+
         draft, accepted, (_, hidden), marks = run_step(
             state,
             plan,
@@ -111,11 +121,13 @@ class TorchStep:
             state.hidden,
             cache.length,
             state.settings,
-            self.run,
+            run,
             self.rows,
             watch.mark,
         )
         result = read(draft, accepted)
+        if state.keeps_logits:
+            result.logits = logits[0][result.path]
         if result.is_finite:
             cache.keep(result.path)
         state.root_id, state.hidden = result.next_token, hidden

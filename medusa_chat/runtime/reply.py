@@ -38,7 +38,13 @@ def reply(
     advice = _Advice(loaded.info, settings.nodes or 1)
     reader = None if isinstance(prompt, str | TokenIds) else loaded.reasoning_reader(read.state)
     answer = loaded.engine.generate(
-        ids, drafter, settings, texts=loaded.texts, should_stop=should_stop, reader=reader
+        ids,
+        drafter,
+        settings,
+        texts=loaded.texts,
+        should_stop=should_stop,
+        reader=reader,
+        logprobs=asked.logprobs,
     )
     with refuse_out_of_memory(advice), closing(answer) as events:
         for event in events:

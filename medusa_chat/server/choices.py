@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Step, TokenLogprob
@@ -37,7 +38,6 @@ class Choice:
     emitted: int = 0  # tokens that the steps gave, an end token included
     accepted: list[int] = field(default_factory=list)  # steps that accepted the k-th node
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    _length: int = 0  # characters of the tokens told
 
     def add(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks' choices that an event gives."""
@@ -71,18 +71,18 @@ class Choice:
     ) -> Iterator[dict[str, Any]]:
         self.text += text
         self.reasoning += reasoning
+        before = len(self.logprobs)
         self.logprobs += logprobs
         if not (text or reasoning or logprobs):
             return
         delta = {"reasoning_content": reasoning} if reasoning else {}
         if text or not reasoning:
             delta["content"] = text
-        yield self._chunk(delta, logprobs)
+        yield self._chunk(delta, before if logprobs else None)
 
-    def _chunk(
-        self, delta: dict[str, str], logprobs: Sequence[TokenLogprob] = ()
-    ) -> dict[str, Any]:
-        told = self._logprobs(logprobs) if logprobs else None
+    def _chunk(self, delta: dict[str, str], first: int | None = None) -> dict[str, Any]:
+        """first: of the tokens whose log probabilities are in this chunk; None for none."""
+        told = None if first is None else self._logprobs(first)
         if self.is_chat:
             content: dict[str, Any] = {"delta": delta}
         else:
@@ -91,7 +91,7 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """The whole choice of an answer that is not streamed."""
-        told = self._logprobs(self.logprobs) if self.has_logprobs else None
+        told = self._logprobs(0) if self.has_logprobs else None
         if self.is_chat:
             message = {"role": "assistant", "content": self.text, "refusal": None}
             if self.reasoning:
@@ -101,7 +101,8 @@ class Choice:
             content = {"text": self.text}
         return {"index": self.index, **content, "logprobs": told, "finish_reason": self.finish}
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(self, first: int) -> dict[str, Any]:
+        tokens = self.logprobs[first:]
         if self.is_chat:
             return {"content": [_told(token) for token in tokens], "refusal": None}
         return {
@@ -110,16 +111,13 @@ class Choice:
             "top_logprobs": [
                 {_text(text): _finite(logprob) for text, logprob in token.top} for token in tokens
             ],
-            "text_offset": self._offsets(tokens),
+            "text_offset": self._offsets()[first:],
         }
 
-    def _offsets(self, tokens: Sequence[TokenLogprob]) -> list[int]:
+    def _offsets(self) -> list[int]:
         """Where each token's text begins in the choice's."""
-        offsets = []
-        for token in tokens:
-            offsets.append(self._length)
-            self._length += len(_text(token.text))
-        return offsets
+        lengths = (len(token.text.decode("utf-8", "replace")) for token in self.logprobs)
+        return list(accumulate(lengths, initial=0))[:-1]
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -156,7 +154,11 @@ def _named(piece: bytes) -> dict[str, Any]:
 
 
 def _text(piece: bytes) -> str:
-    return piece.decode("utf-8", "replace")
+    """A token as a text; one that is a part of a character by its bytes, as OpenAI names it."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 def _finite(logprob: float) -> float:

@@ -1,6 +1,7 @@
 """The API as the clients of OpenAI see it: the real package against a server in a thread."""
 
 import json
+import math
 import threading
 from types import SimpleNamespace
 
@@ -154,6 +155,39 @@ def test_the_events_of_a_stream_are_as_the_standard_has_them(url):
     *events, done, rest = answer.content.decode().split("\n\n")
     assert done == "data: [DONE]" and rest == ""
     assert not any("usage" in json.loads(event.removeprefix("data: ")) for event in events)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.5, "seed": 2}])
+def test_log_probabilities_are_the_backbones_own_whatever_is_drafted(client, session, options):
+    asked = {"logprobs": True, "top_logprobs": 3, "max_tokens": 24, **options}
+    answer = chat(client, **asked)
+    told = answer.choices[0].logprobs.content
+    assert len(told) == answer.usage.completion_tokens
+    plain = chat(client, extra_body={"drafter": "none"}, **asked).choices[0].logprobs.content
+    assert [one.token for one in told] == [one.token for one in plain]
+    for one, alone in zip(told, plain, strict=True):
+        assert one.logprob == pytest.approx(alone.logprob, abs=1e-3)
+        assert len(one.top_logprobs) == 3 and len(one.bytes) == 1  # a byte a token
+        assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0001
+        if options["temperature"] == 0:
+            assert one.logprob == one.top_logprobs[0].logprob
+    streamed = []
+    for chunk in chat(client, stream=True, **asked):
+        part = chunk.choices[0].logprobs
+        streamed += [] if part is None else part.content
+    assert [one.logprob for one in streamed] == [one.logprob for one in told]
+    first, text = told[0].top_logprobs, "u:hello\na:"
+    loaded = session.runner.worker.loaded
+    row = loaded.engine.peek(loaded.tokenizer(text)["input_ids"], ())[0]  # its own pass
+    assert first[0].logprob == pytest.approx(float(row.log_softmax(-1).max()), abs=1e-3)
+
+
+def test_completions_give_log_probabilities_as_they_did(client):
+    options = {"prompt": "ab", "max_tokens": 5, "temperature": 0, "logprobs": 2}
+    told = client.completions.create(model="", **options).choices[0].logprobs
+    assert told.text_offset == [0, 1, 2, 3, 4] and len(told.tokens) == 5
+    for logprob, top in zip(told.token_logprobs, told.top_logprobs, strict=True):
+        assert logprob == max(top.values())
 
 
 def test_a_stop_text_ends_the_answer_and_is_not_in_it(client):
