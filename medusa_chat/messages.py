@@ -72,7 +72,8 @@ class ModelInfo:
     Hub id or place, where that is not the checkpoint itself.
 
     memory_bytes: what weights, heads and cache were measured to take; estimated_bytes: what the
-    estimate made before says of the same parts, 0 where there is none.
+    estimate made before says of the same parts, 0 where there is none. memory: the whole estimate
+    in words (Estimate.words), empty where there is none.
 
     tree, nodes, tree_reason: what `--tree auto` means here and why. notes: what was chosen at
     load (attention, packed linears) and every fallback, a sentence each. tree_facts: what tree and
@@ -92,6 +93,7 @@ class ModelInfo:
     memory_bytes: int
     notes: tuple[str, ...] = ()
     estimated_bytes: int = 0
+    memory: str = ""
     tree_facts: TreeFacts | None = None
     backbone: str = ""
 
@@ -117,11 +119,13 @@ class LoadPhase:
 @dataclass(frozen=True)
 class DeviceMemory:
     """The memory that a model would be loaded into, in bytes. device: torch's name. free: available
-    to the next model, after the current one is freed."""
+    to the next model, after the current one is freed. precision: the one that this device computes
+    fastest, empty where unknown."""
 
     device: str
     free: int
     total: int
+    precision: str = ""
 
 
 # In these phases of a load the previous model still exists; then it is freed.

@@ -74,6 +74,7 @@ function figures(row) {
     list.append(item);
   }
   if (row.memory.length) box.append(list);
+  if (row.takes) box.append(make("p", "model-takes", row.takes));
   return box;
 }
 

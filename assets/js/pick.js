@@ -14,9 +14,7 @@ function drawLoaded(model) {
     return;
   }
   const parts = [make("strong", "", model.name), ` · ${model.facts}`];
-  const measured = `memory measured ${model.measured}`;
-  const both = `memory estimated ${model.estimated}, measured ${model.measured} (${model.ratio})`;
-  parts.push(make("span", "pick-memory", model.estimated ? both : measured));
+  parts.push(make("span", "pick-memory", `memory ${model.memory}`));
   loaded.replaceChildren(make("span", "pick-label", "Loaded "), ...parts);
 }
 

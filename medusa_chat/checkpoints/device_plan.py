@@ -118,7 +118,7 @@ def choose_context(asked: int | None, config: Any) -> tuple[int, tuple[str, ...]
 def _split(config: Any, needs: MemoryNeeds, precisions: tuple[str, ...]) -> LayerSplit | None:
     """The layers over all CUDA devices and main memory; None where they do not fit either."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = {i: _free_bytes(torch.device("cuda", i)) or 0 for i in range(count)}
+    gpus: dict[Place, int] = {i: _free_bytes(torch.device("cuda", i)) or 0 for i in range(count)}
     main = _free_bytes(torch.device("cpu")) or 0
     return split_layers(config, needs, precisions, gpus, main) if gpus else None
 
@@ -132,7 +132,7 @@ def split_layers(
     config: Any,
     needs: MemoryNeeds,
     precisions: tuple[str, ...],
-    gpus: Mapping[int, int],
+    gpus: Mapping[Place, int],
     main: int,
 ) -> LayerSplit | None:
     """The first way in which it fits: over several GPUs at one of `precisions`, else with layers
@@ -149,10 +149,10 @@ def split_layers(
 
 
 def _ways(
-    precisions: tuple[str, ...], gpus: Mapping[int, int], main: int
+    precisions: tuple[str, ...], gpus: Mapping[Place, int], main: int
 ) -> Iterator[tuple[str, dict[Place, int]]]:
     if len(gpus) > 1:
-        yield from ((precision, dict(gpus)) for precision in precisions)
+        yield from ((precision, {**gpus}) for precision in precisions)
     for precision in precisions:
         if precision not in ("int8", "nf4"):
             yield precision, {**gpus, "cpu": main}

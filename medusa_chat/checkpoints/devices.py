@@ -1,5 +1,6 @@
 """Devices: where to compute, with how many threads, how much memory is free, and running out."""
 
+import ctypes
 import gc
 import os
 import platform
@@ -136,6 +137,8 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # glibc's
 
 
 def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) -> DeviceMemory:
@@ -144,13 +147,15 @@ def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) 
     held: bytes of a model that will be gone first; they count as free. with_swap: count free swap
     space of the CPU as free too. MPS shares the CPU's memory.
     """
+    precision, _ = choose_precision("auto", device)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         pool = torch.cuda.memory_reserved(device) if held else 0  # it holds all of that model
-        return DeviceMemory(str(device), free + pool, total)
+        return DeviceMemory(str(device), free + pool, total, precision)
     memory = psutil.virtual_memory()
     free = min(memory.available + held, memory.total)
-    return DeviceMemory(str(device), free + (_free_swap() if with_swap else 0), memory.total)
+    free += _free_swap() if with_swap else 0
+    return DeviceMemory(str(device), free, memory.total, precision)
 
 
 def _free_swap() -> int:

@@ -13,7 +13,12 @@ from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
 from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
-from medusa_chat.checkpoints.memory_needs import Estimate, estimate
+from medusa_chat.checkpoints.memory_needs import (
+    Estimate,
+    automatic_precision,
+    estimate,
+    runs_in_c,
+)
 from medusa_chat.checkpoints.model_sizes import LONGEST, sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
@@ -21,7 +26,7 @@ from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.messages import LoadRequest
+from medusa_chat.messages import DeviceMemory, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 from medusa_chat.units import gb, number
 
@@ -39,7 +44,9 @@ class Inspection:
     is_here: whether it can be loaded without a download. memory: by precision, for `context` tokens
     and a tree of `nodes`; empty where the backbone's config is not in reach. problems: what would
     stop a load, each with its remedy. stored: the type of most weights of a GGUF file.
-    usual_context: the default context of a load, in tokens."""
+    usual_context: the default context of a load, in tokens. has_blocks: whether our C code would
+    multiply a GGUF file's own numbers. auto: the precision that a load takes by itself on this
+    machine, empty where that was not asked or none fits."""
 
     name: str
     heads: HeadsFile | None
@@ -56,6 +63,8 @@ class Inspection:
     problems: tuple[str, ...]
     stored: str = ""
     usual_context: int = 0
+    has_blocks: bool = False
+    auto: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the names of single tensors are left out."""
@@ -64,7 +73,7 @@ class Inspection:
             del values["heads"]["tensors"]
             values["heads"]["words"] = self.heads.words
         for precision, parts in self.memory.items():
-            values["memory"][precision]["total"] = parts.total
+            values["memory"][precision] |= {"total": parts.total, "peak": parts.peak}
         return values
 
     def lines(self) -> Iterator[str]:
@@ -91,7 +100,9 @@ class Inspection:
         if self.backbone:
             yield "backbone", self._backbone()
         for precision, parts in self.memory.items():
-            yield precision, f"{gb(parts.total)} ({_parts(parts)})"
+            yield precision, parts.words
+        if self.auto:
+            yield "auto", f"takes {self.auto} on this machine"
 
     def _backbone(self) -> str:
         facts = [self.backbone or ""]
@@ -114,11 +125,7 @@ def _in_words(heads: HeadsFile) -> str:
     )
 
 
-def _parts(parts: Estimate) -> str:
-    return ", ".join(f"{name} {gb(count)}" for name, count in asdict(parts).items() if count)
-
-
-PRECISIONS = ("fp32", "fp16", "int8", "nf4")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8", "nf4")
 NODES = 64
 PADDING = 1024
 UNREAD = (
@@ -135,12 +142,15 @@ def inspect(
     device: str = "cuda",
     cpu: Cpu = PLAIN_CPU,
     dry_load: Callable[[LoadRequest], None] | None = None,
+    machine: DeviceMemory | None = None,
 ) -> Inspection:
-    """Look at a checkpoint and at the backbone it needs. open_source: a folder or id -> its
-    files; it raises ModelError for what is out of reach. device, cpu: what memory is estimated
-    for. dry_load: raises ModelError for what a load would refuse, by the load's own readers; asked
-    where all files are on this disk and nothing is wrong by their headers. Raises ModelError only
-    when the checkpoint itself cannot be opened; all else becomes a problem of the report."""
+    """Look at a checkpoint and at the backbone it needs.
+
+    open_source: a folder or id -> its files; it raises ModelError for what is out of reach. device,
+    cpu: what memory is estimated for; machine: what `auto` is chosen for. dry_load: raises
+    ModelError for what a load would refuse, by the load's own readers; called where all files are
+    on this disk and nothing is wrong by their headers. Raises ModelError only when the checkpoint
+    itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
     report = Inspection(
         name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
@@ -172,6 +182,9 @@ def inspect(
     report = _with_shipped(report, files, place) if where == name else report
     is_local = isinstance(source, LocalFolder) and isinstance(place, LocalFolder)
     report = _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
+    if machine is not None:
+        auto = automatic_precision(report.memory, machine, cpu, report.has_blocks)
+        report = replace(report, auto=auto)
     if dry_load is None or report.problems:
         return report
     if not is_local:
@@ -269,6 +282,8 @@ def _with_backbone(
     except ModelError as error:  # a family that is refused may call its numbers otherwise
         return report if report.problems else _with(report, str(error))
     asked = min(context or size.context, size.positions)
+    is_adapted = report.adapter is not None
+    kept = 0 if is_adapted else files.kept
     report = replace(
         report,
         notes=(*report.notes, *files.notes),
@@ -280,9 +295,10 @@ def _with_backbone(
         context=asked,
         usual_context=size.context,
         memory={
-            p: estimate(files.config, report.heads, p, asked, NODES, device, cpu)
+            p: estimate(files.config, report.heads, p, asked, NODES, device, cpu, kept, is_adapted)
             for p in PRECISIONS
         },
+        has_blocks=kept > 0 and device == "cpu" and runs_in_c(size, "bf16", cpu),
     )
     return _with(report, *_misfits(report, files, size.hidden, size.vocabulary))
 

@@ -15,6 +15,7 @@ from medusa_chat.checkpoints.devices import (
     cuda_remedy,
     held_bytes,
     refuse_out_of_memory,
+    release,
 )
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_backbone import converted
@@ -110,6 +111,7 @@ def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]
         engine.times = loaded.times  # the first call of anything teaches nothing
         if found.heads is not None and are_shipped(found.folder):
             _check_first_answers(loaded)
+    release()
     yield LoadPhase("ready", loaded.info), loaded
 
 
@@ -201,6 +203,7 @@ def _loaded_model(
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
         notes=tuple(parts.notes),
         estimated_bytes=estimate.held if estimate else 0,
+        memory=estimate.words if estimate else "",
         tree_facts=tree_facts(heads, calibration),
     )
     texts = TokenTexts(parts.tokenizer)

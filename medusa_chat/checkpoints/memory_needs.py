@@ -11,21 +11,15 @@ from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
 from medusa_chat.checkpoints.model_sizes import Sizes, sizes
 from medusa_chat.decoding.settings import CPU_CHUNK, MAX_NODES
 from medusa_chat.errors import ModelError
+from medusa_chat.messages import DeviceMemory
 from medusa_chat.units import gb
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")  # what --precision takes
 QUANTISED = ("int8", "nf4")  # on a CPU by our C where there is a compiler, else by bitsandbytes
-
-
-def smaller_precisions(precision: str, in_c: bool = False) -> tuple[str, ...]:
-    """The precisions that a load may fall back to because they take less memory, the largest first.
-    in_c: whether our C would multiply what is quantised. On a GPU int8 is none of them: nf4 takes
-    half of its memory and a shorter step, and only --precision int8 chooses it."""
-    falling = ("fp32", "bf16", "int8", "nf4") if in_c else ("fp32", "bf16", "nf4")
-    alike = "bf16" if precision in ("fp16", *(() if in_c else ("int8",))) else precision
-    return falling[falling.index(alike) + 1 :]
-
-
+# What a process takes before any model, with the pages of libraries that a load touches: measured
+# with torch 2.13 for CPUs; and its tokenizer, for each token (measured from 49,152 to 262,144).
+PROGRAM = 385_000_000
+TOKEN = 450
 CUDA_CONTEXT = 700_000_000
 # On CUDA, by what is known of the libraries and a replay of loads; not measured on a card.
 RECORDED = 100_000_000  # ten recorded steps of 5 to 10 MB
@@ -47,32 +41,55 @@ UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part. packed: second copies of linears; step: logits of one tree step, on CUDA
-    twice, with recorded steps and buffers; device: what CUDA takes before any weight; gaps: what
-    its allocator cannot give to anything else; loading: weights that a load gives back."""
+    """Bytes that a loaded model takes on its device, by part.
+
+    weights: as they will lie in memory, second copies included; heads: the same of Medusa heads;
+    cache: keys and values of the whole context; program: Python, torch and the tokenizer, on a GPU
+    CUDA's own; step: what a step works in; gaps: what CUDA's allocator cannot give to anything
+    else; loading: what a load gives back; mapped: files that are mapped while they are read, whose
+    pages the system may take at any time.
+    """
 
     weights: int
     heads: int
     cache: int
+    program: int
     step: int
-    device: int
-    packed: int = 0
     gaps: int = 0
     loading: int = 0
+    mapped: int = 0
 
     @property
     def held(self) -> int:
-        """The bytes held from load to unload, which can be measured after loading."""
-        return self.weights + self.packed + self.heads + self.cache
-
-    @property
-    def beside(self) -> int:
-        """Bytes that no tensor of the loaded model holds."""
-        return self.step + self.device + self.gaps + self.loading
+        """The bytes of tensors held from load to unload, which can be measured after loading."""
+        return self.weights + self.heads + self.cache
 
     @property
     def total(self) -> int:
-        return self.held + self.beside
+        """The one figure that is told of a model: what it takes at rest."""
+        return self.held + self.program + self.step + self.gaps
+
+    @property
+    def peak(self) -> int:
+        return self.total + max(self.loading, self.mapped)
+
+    @property
+    def words(self) -> str:
+        """What every place says of a model's memory."""
+        margin = self.program + self.step + self.gaps
+        parts = f"weights {gb(self.weights + self.heads)}, KV cache {gb(self.cache)}"
+        peak = f"; up to {gb(self.peak)} while loading" if self.peak > 1.1 * self.total else ""
+        return f"{gb(self.total)}: {parts}, program and steps {gb(margin)}{peak}"
+
+    def at_context(self, full: int, context: int) -> "Estimate":
+        """An estimate made for `full` tokens, at `context` of them."""
+        return replace(
+            self, cache=self.cache * (min(context, full) + MAX_NODES) // (full + MAX_NODES)
+        )
+
+    def fits(self, free: int) -> bool:
+        """Whether it fits beside a program that runs already. free: bytes."""
+        return self.total - self.program + self.loading <= SHARE * free
 
 
 def estimate(
@@ -91,41 +108,41 @@ def estimate(
     of bf16. is_adapted: whether an adapter changes its weights. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     is_native = device == "cpu" and runs_in_c(size, precision, cpu)
-    is_cuda = device.startswith("cuda")  # where steps are recorded, in memory of their own
-    in_c = device == "cpu" and is_rounded(precision, cpu)
+    is_cuda, in_c = device.startswith("cuda"), device == "cpu" and is_rounded(precision, cpu)
     scales = 4 * size.linears // size.hidden if precision == "int8" and not in_c else 0
     if precision == "nf4" and size.is_merged and size.hidden % BLOCK == 0 and not in_c:
         scales = int(size.linears * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
     linear = (ROUNDED if in_c else LINEAR)[precision]
     weights = int(size.linears * linear) + (size.experts + size.rest) * plain + scales
-    packed = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
+    twice = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
     loading, words = 0, size.vocabulary * size.hidden
     if kept and is_native and precision == "bf16":
         loading, weights = _read(size, True), kept + words * plain  # tokens are read from the table
-        packed -= words * plain if size.is_tied else 0
+        twice -= words * plain if size.is_tied else 0
     if in_c:
         loading = _read(size, not is_adapted)
         if is_native:  # the LM head has 8 bits; the table of a tied one stays as well
             table = int(words * ROUNDED["int8"])
-            packed += table - words * plain if size.is_tied else 0
+            twice += table - words * plain if size.is_tied else 0
             weights += 0 if size.is_tied else table - words * plain
     if is_native and precision == "fp32" and size.is_bf16 and not is_adapted:
         short = 2 * (size.linears + (0 if size.is_tied else words))  # they lie in bf16
-        weights, packed = weights - short, packed - (2 * words if size.is_tied else 0)
+        weights, twice = weights - short, twice - (2 * words if size.is_tied else 0)
         loading = 3 * _read(size, True)  # one layer in bf16, and in fp32
-        packed -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0
+        twice -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0
+    logits = 4 * nodes * size.vocabulary
     return Estimate(
-        weights=weights,
+        weights=weights + twice,
         heads=heads.parameters * plain if heads else 0,
         cache=2 * size.key_values * (context + MAX_NODES) * plain,
-        step=nodes * rows * size.vocabulary * 4 * (2 if is_cuda else 1)
-        + (CPU_CHUNK * size.row * 4 if is_native else 0)
-        + (RECORDED + WORKSPACES + _unpacked(size, precision) if is_cuda else 0),
-        device=CUDA_CONTEXT if is_cuda else 0,
-        packed=packed,
+        program=CUDA_CONTEXT if is_cuda else PROGRAM + TOKEN * size.vocabulary,
+        step=2 * logits * rows + RECORDED + WORKSPACES + _unpacked(size, precision)
+        if is_cuda
+        else logits + (CPU_CHUNK * size.row * 4 if is_native else 0),
         gaps=int(weights * GAPS[precision]) + LEAST_GAPS if is_cuda else 0,
         loading=loading,
+        mapped=0 if is_cuda else 2 * size.parameters,
     )
 
 
@@ -180,6 +197,27 @@ SHORTEST = 512  # tokens of context that are still worth a try
 SHARE = 0.95  # of free memory that weights and cache may take; the rest is for what comes and goes
 
 
+def smaller_precisions(precision: str, in_c: bool = False) -> tuple[str, ...]:
+    """The precisions that a load may fall back to because they take less memory, the largest first.
+    in_c: whether our C would multiply what is quantised. On a GPU int8 is none of them: nf4 takes
+    half of its memory and a shorter step, and only --precision int8 chooses it."""
+    falling = ("fp32", "bf16", "int8", "nf4") if in_c else ("fp32", "bf16", "nf4")
+    alike = "bf16" if precision in ("fp16", *(() if in_c else ("int8",))) else precision
+    return falling[falling.index(alike) + 1 :]
+
+
+def automatic_precision(
+    memory: Mapping[str, Estimate], machine: DeviceMemory, cpu: Cpu, has_blocks: bool
+) -> str:
+    """The precision that a load takes at "auto", of those in `memory`; empty where none fits.
+    has_blocks: whether our C code multiplies a GGUF file's own numbers."""
+    is_native = machine.device == "cpu" and has_blocks
+    preferred = "bf16" if is_native and machine.precision == "fp32" else machine.precision
+    in_c = machine.device == "cpu" and is_rounded("int8", cpu)
+    tried = (preferred, *smaller_precisions(preferred, in_c)) if preferred else ()
+    return next((p for p in tried if p in memory and memory[p].fits(machine.free)), "")
+
+
 @dataclass(frozen=True)
 class MemoryNeeds:
     """What a checkpoint takes on one device. free: bytes there, None for unknown."""
@@ -193,7 +231,7 @@ class MemoryNeeds:
     def at(self, precision: str, context: int | None = None) -> Estimate | None:
         """The memory it takes; None for a config that the estimate cannot read."""
         try:
-            parts = estimate(
+            return estimate(
                 self.found.weights.config,
                 self.found.heads,
                 precision,
@@ -206,7 +244,6 @@ class MemoryNeeds:
             )
         except ModelError:
             return None
-        return replace(parts, device=0)  # what CUDA itself takes is not free any more
 
     @property
     def _kept(self) -> int:
@@ -244,7 +281,7 @@ class MemoryNeeds:
     def fits(self, precision: str, context: int | None = None) -> bool:
         """Whether it fits; True where that is unknown."""
         parts = self.at(precision, context)
-        return parts is None or self.free is None or parts.total <= SHARE * self.free
+        return parts is None or self.free is None or parts.fits(self.free)
 
     def choose(self, preferred: str) -> str | None:
         """The first precision that fits: the preferred one, else a smaller one; None for none."""
@@ -268,7 +305,8 @@ class MemoryNeeds:
             tries = [f"--precision {p}" for p in self.smaller(precision)[-1:]]
             tries += ["a smaller --max-context", "a smaller model"]
             return f"{self._start(precision)}: try {', '.join(tries[:-1])} or {tries[-1]}"
-        needs = f"it needs {gb(parts.total)} and {gb(self.free)} are free"
+        room = self.free + parts.program  # which is there already
+        needs = f"it takes {gb(parts.total)}, and there is room for {gb(room)}"
         return f"{self._start(precision)} ({needs}): {self._remedy(precision)}"
 
     def _start(self, precision: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.kernel_trial import try_kernels
@@ -114,6 +115,16 @@ def _on_gpu(
     return *try_cuda_graphs(backbone, heads), notes
 
 
+def copy_out_of_files(model: Any) -> None:
+    """Copy the weights that still lie in mapped files, so that the files can be closed: most of
+    what they hold was laid out anew, and would count as this process's memory twice."""
+    for number in model.parameters():
+        if type(number) is not nn.Parameter or number.layout is not torch.strided:
+            continue
+        if number.untyped_storage().nbytes() == number.nbytes:  # no part of a merged one
+            number.data = number.data.clone()
+
+
 def _on_cpu(
     model: Any,
     heads: MedusaHeads | None,
@@ -138,6 +149,7 @@ def _on_cpu(
         convert_parameters(model, keep.dtype, with_linears=True)
     notes = replace_submodules(model, packs=pack_layer is None, pack_layer=pack_layer)
     notes += release(model)
+    copy_out_of_files(model)
     backbone = Backbone(model, context)
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None

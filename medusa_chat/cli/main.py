@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from medusa_chat import __version__
 from medusa_chat.checkpoints import inspection
+from medusa_chat.checkpoints.machine import this_cpu
 from medusa_chat.clean_stream import clean_output
 from medusa_chat.cli.bench import Bench
 from medusa_chat.cli.chat import Chat
@@ -177,12 +178,18 @@ def inspect(
     """Report a checkpoint's contents, memory needs and problems, without loading it."""
     prepare_process(data_dir=data_dir, offline=offline)
     checkpoint, backbone = named(checkpoint, backbone)
+    from medusa_chat.checkpoints.devices import choose_device, device_memory  # imports torch
+
+    machine = device_memory(choose_device("auto"), with_swap=True)
     report = inspection.inspect(
         checkpoint,
         backbone,
         max_context,
         inspection.open_anywhere,
-        dry_load=_dry_load,
+        machine.device,
+        this_cpu(),
+        _dry_load,
+        machine,
     )
     print(json_line(report.to_json(), indent=2) if as_json else "\n".join(report.lines()))
     if report.problems:

@@ -94,18 +94,18 @@ class Engine:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
-        them all text is "", and no stop string ends the answer. should_stop, asked after every
+        them all text is "", and no stop string ends the answer. should_stop: asked after every
         event, ends it as "cancelled". reader: of reasoning. logprobs: those of each token with so
-        many alternatives; None for none. Between parts of a long prompt comes a Reading. Raises
-        ContextError where the prompt leaves no room, UsageError where it is empty.
+        many alternatives; None: none. A long prompt yields Readings. Raises ContextError for a
+        prompt that leaves no room, UsageError for an empty one.
         """
         self._require_room(prompt_ids)
         started = perf_counter()
         limit = self._limit(len(prompt_ids), settings)
         answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs)
-        reused = self._reuse(prompt_ids)
-        while len(prompt_ids) - len(self._ids) > self.backbone.chunk:
-            self._read(prompt_ids[len(self._ids) :][: self.backbone.chunk])
+        reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
+        while len(prompt_ids) - len(self._ids) > chunk:
+            self._read(prompt_ids[len(self._ids) :][:chunk])
             yield Reading(len(self._ids), len(prompt_ids))
             if should_stop():
                 answer.reason = "cancelled"

@@ -67,7 +67,10 @@ def test_json_has_the_same_as_plain_values(beside, capsys):
     assert report["heads"]["layout"] == "A" and report["heads"]["heads"] == 3
     assert report["is_here"] and report["family"] == "llama" and report["problems"] == []
     parts = dict(report["memory"]["fp16"])
-    assert parts.pop("total") == sum(parts.values())
+    total, peak = parts.pop("total"), parts.pop("peak")
+    loading = max(parts.pop("loading"), parts.pop("mapped"))
+    assert total == sum(parts.values()) and peak == total + loading
+    assert report["auto"] in report["memory"]
 
 
 def test_a_problem_is_told_and_exits_with_4(beside, capsys):
@@ -196,7 +199,7 @@ def test_the_estimate_of_vicuna_7b_is_its_known_size():
     assert parts.cache == 2 * 32 * 32 * 128 * 2 * (2048 + 256)
     four = estimate(VICUNA, None, "nf4", 2048, 64).weights
     assert 4.1e9 < four < 4.2e9  # the scales are in fp32: 0.3e9 of it
-    assert estimate(VICUNA, None, "fp16", 2048, 64, "cpu").device == 0
+    assert estimate(VICUNA, None, "fp16", 2048, 64, "cpu").gaps == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES | SLOW)

@@ -163,7 +163,8 @@ def on_cpu(bytes: int = 0, **config: Any) -> MemoryNeeds:
 
 def test_where_our_c_rounds_int8_comes_before_4_bits():
     needs = on_cpu(dtype="bfloat16")
-    sizes = {p: needs.at(p).total for p in ("fp32", "bf16", "int8", "nf4")}
+    parts = {p: needs.at(p) for p in ("fp32", "bf16", "int8", "nf4")}
+    sizes = {p: one.total - one.program + one.loading for p, one in parts.items()}
     assert sizes["nf4"] < sizes["int8"] < sizes["bf16"] < sizes["fp32"]
     for precision, total in sizes.items():
         tight = replace(needs, free=int(total / SHARE) + 1)
@@ -224,7 +225,7 @@ def wide_needs(config: Any) -> MemoryNeeds:
 def free_for(needs: MemoryNeeds, share: float, gpus: int = 1) -> int:
     """Bytes on the first of several GPUs, on which `share` of the weights have room."""
     parts = needs.at("bf16")
-    rest = parts.total - parts.weights - parts.gaps + parts.gaps // gpus
+    rest = parts.cache + parts.heads + parts.step + parts.gaps // gpus
     return int((rest + share * parts.weights) / SHARE)
 
 
@@ -320,7 +321,7 @@ def test_a_context_that_cannot_be_allocated_exits_with_5(folder, tmp_path, capsy
 
 def test_main_memory_that_is_too_small_is_told_before_anything_is_read(folder, monkeypatch):
     monkeypatch.setattr(device_plan, "_free_bytes", lambda device: 200_000)
-    with pytest.raises(OutOfMemoryError, match=r"does not fit on cpu at fp32 \(it needs"):
+    with pytest.raises(OutOfMemoryError, match=r"does not fit on cpu at fp32 \(it takes"):
         loaded(folder, precision="fp32")
 
 

@@ -31,7 +31,7 @@ from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import Entry, grouped
 from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
 from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
-from medusa_chat.ui.models.memory_fit import Machine, bytes_for, cells, estimates, fit_of, warning
+from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, fit_of, warning
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
 from medusa_chat.ui.models.rows import row_view
@@ -40,7 +40,7 @@ from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.status import part_of
 
 GB = 10**9
-PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, device=GB)
+PARTS = Estimate(weights=4 * GB, heads=GB, cache=2 * GB, step=GB // 10, program=GB)
 NEW = LoadRequest("someone/new-medusa")
 OWNER = SimpleNamespace(headers={}, username=None)
 VISITOR = SimpleNamespace(headers={}, username=GUEST)
@@ -49,7 +49,7 @@ BOXES = ("", "", "auto", "auto")
 
 def report(**changes) -> Inspection:
     """What an inspection finds of a backbone that reads 8192 tokens."""
-    memory = dict.fromkeys(("fp32", "fp16", "int8", "nf4"), PARTS)
+    memory = dict.fromkeys(("fp32", "bf16", "fp16", "int8", "nf4"), PARTS)
     values = ("x/y", None, None, "x/base", False, 0, 0, "llama", 8192, 64, memory, (), ())
     return replace(Inspection(*values, usual_context=8192), **changes)
 
@@ -76,7 +76,7 @@ def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
         assert fact(row, "base") == (preset.base or "its own")
         assert fact(row, "heads")
         assert fact(row, "licence") == preset.licence
-        assert [cell["precision"] for cell in row["memory"]] == ["fp32", "fp16", "int8", "nf4"]
+        assert [cell["precision"] for cell in row["memory"]] == ["fp32", "bf16", "int8", "nf4"]
         assert all(cell["size"] for cell in row["memory"])
         if preset.bytes:
             assert row["download"].startswith("about ")
@@ -116,39 +116,41 @@ def test_a_row_is_loaded_on_the_backbone_that_is_asked_for_now(typed, loaded_on,
 
 
 def test_memory_follows_the_context_up_to_what_the_model_reads():
-    at = [bytes_for(PARTS, 8192, context) for context in (1024, 8192, 99_999)]
+    at = [PARTS.at_context(8192, context).total for context in (1024, 8192, 99_999)]
     assert at[0] < at[1] == at[2] == PARTS.total
     assert PARTS.total - at[0] == pytest.approx(PARTS.cache * 7168 / (8192 + 256), rel=0.05)
 
     usual = estimates(report(usual_context=1024), None, None, MemoryTarget())  # of longrope
-    assert set(usual.values()) == {at[0]}
+    assert {parts.total for parts in usual.values()} == {at[0]}
 
 
 def test_a_row_is_estimated_for_this_device_looked_up_or_not(tmp_path):
     preset = model_preset("FasterDecoding/medusa-vicuna-7b-v1.3")
     cpu, gpu = (estimates(None, preset, 4096, MemoryTarget(device)) for device in ("cpu", "cuda"))
-    assert gpu["nf4"] > cpu["nf4"] and cpu["fp32"] > gpu["fp32"]  # its context; laid out twice
+    assert gpu["nf4"].total > cpu["nf4"].total  # its context
+    assert cpu["fp32"].held > gpu["fp32"].held  # laid out twice
     there, here = (
         look_up(CheckpointKey("demo"), False, MemoryTarget(d)).report for d in ("cuda", "cpu")
     )
-    assert there.memory["nf4"].device and not here.memory["nf4"].device
+    assert there.memory["nf4"].gaps and not here.memory["nf4"].gaps
 
 
 def test_each_fit_has_a_word_and_not_only_a_colour():
     for free, fit, word in (
         (20, "fits", "fits"),
-        (8.5, "tight", "tight"),
+        (8, "tight", "tight"),
         (5, "large", "too large"),
     ):
-        assert fit_of(8 * GB, machine(free).memory) == fit
-        shown = cells({"fp16": 8 * GB, "int8": 8 * GB, "nf4": 8 * GB}, machine(free), "bf16")
+        assert fit_of(PARTS, machine(free).memory) == fit  # beside the program, 7.1 GB
+        shown = cells(dict.fromkeys(("bf16", "int8", "nf4"), PARTS), machine(free), "bf16")
         assert [cell["word"] for cell in shown] == [word] * 3
         assert [cell["chosen"] for cell in shown] == [True, False, False]
-    assert fit_of(8 * GB, None) == ""
+    assert fit_of(PARTS, None) == ""
 
 
 def test_a_load_that_will_not_fit_is_confirmed_with_what_would_fit():
-    needed = {"fp16": 16 * GB, "int8": 9 * GB, "nf4": 6 * GB}
+    sizes = {"fp16": 16, "int8": 9, "nf4": 6}
+    needed = {p: Estimate(size * GB, 0, 0, 0, 0) for p, size in sizes.items()}
     shown = cells(needed, machine(8), "fp16")
     assert "choose nf4" in warning(shown, "fp16") and "16 GB" in warning(shown, "fp16")
     assert warning(cells(needed, machine(8), "nf4"), "nf4") == ""
@@ -268,12 +270,11 @@ def test_errors_speak_of_the_page_and_not_of_a_command_line():
     assert for_page(said) == "the Hub cannot be reached: check the network and try again"
 
 
-def test_estimate_and_measured_memory_stand_side_by_side():
-    info = replace(ScriptedRunner().model, memory_bytes=7 * GB, context=8192, precision="bf16")
-    view = loaded_view(info, LoadRequest("x/y"), Detail(report()))
-    assert (view["estimated"], view["measured"], view["ratio"]) == ("7 GB", "7 GB", "100 %")
-    assert loaded_view(info, None, None)["estimated"] == ""
-    assert loaded_view(None, None, None) is None
+def test_the_loaded_model_is_shown_with_its_memory():
+    info = replace(ScriptedRunner().model, memory_bytes=7 * GB, memory=PARTS.words)
+    assert loaded_view(info, LoadRequest("x/y"))["memory"] == PARTS.words
+    assert loaded_view(replace(info, memory=""), None)["memory"] == "7 GB"
+    assert loaded_view(None, None) is None
 
 
 def test_a_download_tells_bytes_speed_and_time_left():

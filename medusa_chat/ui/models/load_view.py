@@ -4,8 +4,6 @@ from typing import Any
 
 from medusa_chat.hub import DownloadEvent, gb
 from medusa_chat.messages import LoadRequest, ModelInfo
-from medusa_chat.ui.models.checkpoint_lookup import Detail
-from medusa_chat.ui.models.memory_fit import SAME, bytes_for
 from medusa_chat.ui.models.picker import LoadProgress
 
 BOXES = {
@@ -86,14 +84,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def loaded_view(
-    model: ModelInfo | None, request: LoadRequest | None, detail: Detail | None
-) -> dict[str, Any] | None:
-    """The model that is there, with its estimated and its measured memory side by side: weights,
-    heads, keys and values; None before there is one."""
+def loaded_view(model: ModelInfo | None, request: LoadRequest | None) -> dict[str, Any] | None:
+    """The model that is there, with its memory; None before there is one."""
     if model is None:
         return None
-    held = model.estimated_bytes or _estimated(model, detail)
     return {
         "name": request.checkpoint if request else model.name,
         "facts": ", ".join(
@@ -103,16 +97,5 @@ def loaded_view(
                 f"context {model.context:,} tokens",
             ]
         ),
-        "measured": gb(model.memory_bytes),
-        "estimated": gb(held) if held else "",
-        "ratio": f"{100 * held / max(1, model.memory_bytes):.0f} %" if held else "",
+        "memory": model.memory or gb(model.memory_bytes),
     }
-
-
-def _estimated(model: ModelInfo, detail: Detail | None) -> int:
-    """Bytes that were estimated of a model before its load; 0 where they are not known."""
-    report = detail.report if detail else None
-    parts = report.memory.get(SAME.get(model.precision, model.precision)) if report else None
-    if report is None or parts is None:
-        return 0
-    return bytes_for(parts, report.context, model.context) - parts.beside

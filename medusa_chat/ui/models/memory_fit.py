@@ -1,13 +1,12 @@
 """Fit: how much memory a checkpoint would take, and whether that is free. No gradio."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from medusa_chat.checkpoints.inspection import NODES, Inspection
-from medusa_chat.checkpoints.memory_needs import Estimate, estimate
+from medusa_chat.checkpoints.inspection import NODES, PRECISIONS, Inspection
+from medusa_chat.checkpoints.memory_needs import Estimate, automatic_precision, estimate
 from medusa_chat.checkpoints.model_sizes import sizes
-from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.hub import gb
 from medusa_chat.hub.catalog import ModelPreset, shape
 from medusa_chat.messages import DeviceMemory, LoadRequest
@@ -15,9 +14,8 @@ from medusa_chat.ui.models.checkpoint_lookup import MemoryTarget
 
 TIGHT = 0.85  # of the free memory: above it, little is left for other programs
 HEADS_UNKNOWN = 5  # of a preset that does not say; each with an LM head of its own
-CPU_COLUMNS = ("fp32", "fp16", "int8", "nf4")  # there fp32 may be the fastest
-GPU_COLUMNS = ("fp16", "int8", "nf4")
-SAME = {"bf16": "fp16"}  # precisions of one size
+CPU_COLUMNS: tuple[str, ...] = ("fp32", "bf16", "int8", "nf4")  # there fp32 may be the fastest
+GPU_COLUMNS: tuple[str, ...] = ("bf16", "int8", "nf4")
 WORDS = {"fits": "fits", "tight": "tight", "large": "too large"}
 
 
@@ -39,28 +37,22 @@ class Machine:
         return not self.target.device.startswith("cuda")
 
 
-def bytes_for(parts: Estimate, full: int, context: int) -> int:
-    """An estimate made for `full` tokens, at `context` of them."""
-    cache = parts.cache * (min(context, full) + MAX_NODES) // (full + MAX_NODES)
-    return parts.total - parts.cache + cache
-
-
 def estimates(
     report: Inspection | None, preset: ModelPreset | None, context: int | None, target: MemoryTarget
-) -> dict[str, int]:
-    """Bytes by precision, for so many tokens or as many as usual: from the files, else from what
+) -> dict[str, Estimate]:
+    """Memory by precision, for so many tokens or as many as usual: from the files, else from what
     the preset says of them; empty where nothing is known of the backbone's shape."""
     if report is not None and report.memory:
         full, tokens = report.context, context or report.usual_context
-        return {p: bytes_for(e, full, tokens) for p, e in report.memory.items()}
+        return {p: parts.at_context(full, tokens) for p, parts in report.memory.items()}
     if preset is None or preset.shape is None:
         return {}
-    return {p: _of_preset(preset, p, context, target) for p in CPU_COLUMNS}
+    return {p: _of_preset(preset, p, context, target) for p in PRECISIONS}
 
 
 def _of_preset(
     preset: ModelPreset, precision: str, context: int | None, target: MemoryTarget
-) -> int:
+) -> Estimate:
     config = shape(preset.shape or "")
     found = sizes(config)
     heads = preset.heads or HEADS_UNKNOWN
@@ -70,8 +62,25 @@ def _of_preset(
         weights = preset.bytes // 2  # they are kept in 16 bit
     tokens = min(context or found.context, found.positions)
     parts = estimate(config, None, precision, tokens, NODES, *target)
-    logits = heads * NODES * found.vocabulary * 4
-    return parts.total + weights * (4 if precision == "fp32" else 2) + logits
+    return replace(parts, heads=weights * (4 if precision == "fp32" else 2))
+
+
+def precision_taken(
+    needed: Mapping[str, Estimate], report: Inspection | None, machine: Machine, asked: str
+) -> str:
+    """The precision that a load takes: as asked, or what auto is; empty while that is unknown."""
+    if asked != "auto" or machine.memory is None:
+        return "" if asked == "auto" else asked
+    has_blocks = report is not None and report.has_blocks
+    return automatic_precision(needed, machine.memory, machine.target.cpu, has_blocks)
+
+
+def taken_line(needed: Mapping[str, Estimate], taken: str, asked: str) -> str:
+    """What a load takes, in words; empty while that is unknown."""
+    if taken not in needed:
+        return ""
+    name = f"auto takes {taken}" if asked == "auto" else taken
+    return f"{name}, {needed[taken].words}"
 
 
 def longest_context(report: Inspection | None, preset: ModelPreset | None) -> int | None:
@@ -81,26 +90,27 @@ def longest_context(report: Inspection | None, preset: ModelPreset | None) -> in
     return sizes(shape(preset.shape)).positions if preset and preset.shape else None
 
 
-def fit_of(count: int, memory: DeviceMemory | None) -> str:
+def fit_of(parts: Estimate, memory: DeviceMemory | None) -> str:
     """ "fits", "tight" or "large"; empty while nobody knows what is free."""
     if memory is None:
         return ""
-    return "large" if count > memory.free else "tight" if count > TIGHT * memory.free else "fits"
+    is_tight = parts.total - parts.program > TIGHT * memory.free
+    return "large" if not parts.fits(memory.free) else "tight" if is_tight else "fits"
 
 
-def cells(needed: Mapping[str, int], machine: Machine, precision: str) -> list[dict[str, Any]]:
-    """The memory cells of a row, one per precision. precision: the chosen one."""
+def cells(needed: Mapping[str, Estimate], machine: Machine, precision: str) -> list[dict[str, Any]]:
+    """The memory cells of a row, one per precision. precision: the one that a load takes."""
     columns = CPU_COLUMNS if machine.is_cpu else GPU_COLUMNS
-    chosen = SAME.get(precision, precision)
+    columns = tuple("fp16" if c == "bf16" and precision == "fp16" else c for c in columns)
     known = [column for column in columns if column in needed]
     fits = {column: fit_of(needed[column], machine.memory) for column in known}
     return [
         {
             "precision": column,
-            "size": gb(needed[column]),
+            "size": gb(needed[column].total),
             "fit": fit,
             "word": WORDS.get(fit, ""),
-            "chosen": column == chosen,
+            "chosen": column == precision,
         }
         for column, fit in fits.items()
     ]

@@ -12,7 +12,14 @@ from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
 from medusa_chat.ui.models.entries import DEMO, Entry
 from medusa_chat.ui.models.load_form import LoadChoices, is_local
 from medusa_chat.ui.models.load_view import for_page
-from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, warning
+from medusa_chat.ui.models.memory_fit import (
+    Machine,
+    cells,
+    estimates,
+    precision_taken,
+    taken_line,
+    warning,
+)
 
 CLOSED = "yes, its licence is not accepted yet"
 
@@ -21,7 +28,8 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
     """Everything that one row shows before any click."""
     context = choices.context or machine.context
     needed = estimates(entry.report, entry.preset, context, machine.target)
-    memory = cells(needed, machine, choices.precision)
+    taken = precision_taken(needed, entry.report, machine, choices.precision)
+    memory = cells(needed, machine, taken)
     freed = 0 if entry.names & machine.in_use else _freed(entry)
     return {
         "id": entry.id,
@@ -32,6 +40,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "download": _download(entry, choices, machine),
         "is_here": entry.is_here,
         "memory": memory,
+        "takes": taken_line(needed, taken, choices.precision),
         "warning": warning(memory, choices.precision),
         "problem": _problem(group, entry),
         "is_refused": _is_refused(entry),

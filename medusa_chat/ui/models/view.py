@@ -120,9 +120,7 @@ class ModelsView:
             progress = LoadProgress()
         is_queued = progress.switch is not None and progress.switch.state == "waiting"
         ahead = self.session.position(progress.switch) if is_queued and progress.switch else 0
-        current = self._current()
-        detail = self.catalog.detail(current) if current else None
-        loaded = loaded_view(state.model, self.session.lifecycle.loaded, detail)
+        loaded = loaded_view(state.model, self.session.lifecycle.loaded)
         card = progress_card(progress, ahead, phase_text(state), part_of(state))
         return card | {"loaded": loaded}
 

@@ -97,9 +97,8 @@ def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
     name = _short(without_folders(model.name))
     whole = f"{model.name} on {model.backbone}" if model.backbone else model.name
     about = f"{model.family}, {number(model.parameters)} parameters"
-    own = gb(model.memory_bytes)
-    process = f"; its process holds {gb(memory)} of main memory" if memory else ""
-    is_here = memory and not model.device.startswith("cuda")
+    own, _, parts = (model.memory or gb(model.memory_bytes)).partition(": ")
+    process = f"; its process holds {gb(memory)} of main memory now" if memory else ""
     return {
         "facts": [
             ["model", name, about if whole == name else f"{whole}: {about}"],
@@ -107,7 +106,7 @@ def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
             ["device", model.device, ""],
             ["tree", _tree(model), model.tree_reason],
             ["heads", str(model.heads or "none"), ""],
-            ["memory", gb(memory) if memory and is_here else own, f"model {own}{process}"],
+            ["memory", own, f"{parts}{process}".strip("; ")],
             ["context", f"{model.context:,} tokens", ""],
         ],
         "notes": list(model.notes),

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_the_hub_is_loaded_and_the_conversation_goes_on(tab, ser
     assert f"{WHOLE} is loaded" in stage(tab, "done")
     tab.wait_for_selector(row(WHOLE, ".model-loaded"))
     tab.wait_for_function(
-        "/estimated .*measured/.test(document.querySelector('.pick-loaded')?.textContent)"
+        "/memory .*weights/.test(document.querySelector('.pick-loaded')?.textContent)"
     )
     tab.wait_for_function(
         "name => document.querySelector('#status')?.textContent.includes(name)", arg=WHOLE
