@@ -27,7 +27,6 @@ GAIN_WEIGHT = 1 / 24  # of a step in what drafts bring: fewer steps are noise
 TRUST_WEIGHT = 1 / 64  # of a step in the correction of probabilities
 TRUST, TRUST_TOKENS = 0.85, 4.0  # the correction at first: drafters are too sure; as if of so many
 MOST_TRUST = 1.5
-MOST_TOLD = 64  # nodes of the largest step whose cost is shown
 STAY = 1.03  # what another size of a recorded tree has to bring: each size is recorded anew
 # reasons for a step's nodes
 WHOLE, PART, SOME, TRIAL = "all", "the most tokens a second", "what is left to spend", "trial"
@@ -164,9 +163,8 @@ class Budget:
         cost of the steps <= (1 + SHARE) * cost of plain decoding + CREDIT
 
     Where plain decoding looks best, drafts are still tried while the credit allows. What the text
-    repeats (continuation.py) is drafted alone, which saves the heads' time, or with the heads',
-    whichever promises the most. Its hit rates are measured without a draft, so it needs no trial,
-    and what it earns pays for no trial of the heads.
+    repeats (continuation.py) is drafted alone or with the heads', whichever promises the most. Its
+    hit rates are measured without a draft: it needs no trial, and pays for none of the heads.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -179,8 +177,8 @@ class Budget:
         self.begin((1.0,), False)
 
     def begin(self, expected: Sequence[float], is_cut: bool) -> None:
-        """For the next answer. expected[m - 1]: tokens a step with the first m nodes, by average
-        accuracies. is_cut: each draft is cut by its probabilities; else it has the first nodes."""
+        """For the next answer. expected[m - 1]: tokens a step with the first m nodes, on average.
+        is_cut: each draft is cut by its probabilities; else it has the first nodes."""
         self.expected, self.is_cut = tuple(expected), is_cut
         end = len(expected)
         between = [m for m in SIZES if 8 <= m < end and not is_cut]
@@ -188,8 +186,7 @@ class Budget:
         self._refresh()
 
     def allow(self, text: Sequence[float] = ()) -> Allowance:
-        """What the next step may draft. text: the probabilities of a continuation's tokens, in
-        falling order."""
+        """What the next step may draft. text: a continuation's probabilities, falling."""
         self._refresh()
         if self.times.wants_plain:
             self._is_by_heads = True
@@ -237,7 +234,7 @@ class Budget:
         """What an answer's end shows of it."""
         self._refresh()
         costs = self._by_text if self.expected == (1.0,) else self._by_heads
-        nodes = tuple(n for n in SIZES if n <= min(MOST_TOLD, len(costs)))
+        nodes = tuple(n for n in SIZES if n <= min(64, len(costs)))
         shown = (1.0, *(costs[n - 1] for n in nodes[1:]))
         return Learnt(self.times.plain_seconds, nodes, shown, self.times.count, self.trust)
 
@@ -287,13 +284,12 @@ class Budget:
             return alone
         if text[0] < rate * (costs[1] - costs[0]):
             return heads  # its first node would not bring the time that it takes
-        return replace(
-            heads, reason=TRIAL if heads.reason == TRIAL else BOTH, rate=rate, by_text=True
-        )
+        reason = TRIAL if heads.reason == TRIAL else BOTH
+        return replace(heads, reason=reason, rate=rate, by_text=True)
 
     def _text_alone(self, text: Sequence[float]) -> tuple[int, float, Allowance | None]:
-        """Of a continuation that is drafted alone: how many nodes pay best, the tokens that they
-        bring, and what the step may draft; None where it would not pay."""
+        """Of a continuation alone: how many nodes pay best, the tokens that they bring, and what
+        the step may draft; None where it would not pay."""
         costs, affordable = self._by_text, bisect_right(self._by_text, 1.0 + self.credit)
         totals = list(accumulate(text, initial=1.0))
         values = [t / c for t, c in zip(totals[: max(affordable, 1)], costs, strict=False)]
