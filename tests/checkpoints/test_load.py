@@ -51,12 +51,12 @@ def test_heads_of_their_own_folder_need_a_backbone(folder, tmp_path):
 
 
 def test_own_lm_heads_load_and_equal_shared_ones(folder):
-    shared = answer(loaded(folder, precision="fp32"), drafter="medusa")
+    shared = answer(loaded(folder, precision="fp32"), drafter="medusa", nodes=4)
     tensors = load_file(folder / "medusa_lm_head.safetensors")
     lm_head = load_file(folder / "model.safetensors")["lm_head.weight"]
     own = {f"{head}.1.weight": lm_head.clone() for head in range(3)}
     save_file(tensors | own, folder / "medusa_lm_head.safetensors")
-    mine = answer(loaded(folder, precision="fp32"), drafter="medusa")
+    mine = answer(loaded(folder, precision="fp32"), drafter="medusa", nodes=4)
     assert [e.draft.tokens for e in mine[1:-1]] == [e.draft.tokens for e in shared[1:-1]]
 
 

@@ -331,7 +331,7 @@ def test_memory_that_runs_out_in_an_answer_costs_only_that_answer(
 ):
     session = Session(InProcess())
     list(session.lifecycle.run(LoadRequest(str(folder))))
-    settings = GenerationSettings(max_new_tokens=12, seed=1)
+    settings = GenerationSettings(max_new_tokens=12, seed=1, nodes=4)
     expected = list(session.lifecycle.run(Reply("hello there", settings)))[-1].token_ids
     engine = session.runner.worker.loaded.engine
     engine.forget()

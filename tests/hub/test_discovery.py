@@ -129,6 +129,6 @@ def test_inspect_of_an_id_reads_headers_and_configs_only(server: Hub, tmp_path: 
     before = server.sent
     report = inspect(HEADS, open_source=open_anywhere)
     assert report.heads is not None and report.heads.layout == "A" and report.backbone == BASE
-    assert set(report.memory) == {"fp32", "fp16", "int8", "nf4"} and not report.is_here
+    assert set(report.memory) == {"fp32", "bf16", "fp16", "int8", "nf4"} and not report.is_here
     assert any("9" in note for note in report.notes), "the config's lie is not shown"
     assert not server.asked("tokenizer.json") and server.sent > before

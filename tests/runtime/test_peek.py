@@ -44,7 +44,7 @@ def tiny(tmp_path_factory):
 
 def answered(session: Session, prompt, **settings) -> Answer:
     answer = Answer()
-    wanted = {"max_new_tokens": 40, "seed": 3} | settings
+    wanted = {"max_new_tokens": 40, "seed": 3, "nodes": 4} | settings
     answer.add(session.lifecycle.run(Reply(prompt, GenerationSettings(**wanted))))
     return answer
 
