@@ -51,7 +51,7 @@ function drawVerdict() {
     : "On average no draft of the heads pays.";
   say(best, view.speedup
     ? `${average} Each step decides anew, by its own probabilities, and drafts nothing where that is faster.`
-    : "Nothing was decoded yet. What a step costs is learnt from the steps of your answers.");
+    : "No step's cost is known yet. It is learnt from answers at full speed.");
 }
 
 // ---- curves ----

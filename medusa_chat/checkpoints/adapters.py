@@ -98,11 +98,11 @@ def _ranks(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
         elif match[1] in ("A", "embedding_A"):
             if tensor.dim() != 2 or 0 in tensor.shape:
                 raise ModelError(
-                    f"{file}: tensor {name[:120]!r} is {tuple(tensor.shape)}: fetch it again"
+                    f"{file}: tensor {name[:120]!r} is {tuple(tensor.shape)}: download it again"
                 )
             ranks[name[: match.start()]] = tensor.shape[0]
     if not ranks:
-        raise ModelError(f"{file} holds no LoRA adapter: fetch it again")
+        raise ModelError(f"{file} holds no LoRA adapter: download it again")
     return ranks
 
 
@@ -162,6 +162,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise ModelError(
-                f"{file}: tensor {name[:120]!r} holds NaN or infinity: it is broken, fetch it again"
+                f"{file}: tensor {name[:120]!r} holds NaN or infinity: it is broken, "
+                "download it again"
             )
     return {name.removeprefix(WRAPPED): tensor for name, tensor in found.items()}

@@ -86,8 +86,8 @@ class GgufWeights:
         for name, shape in found.items():
             if shape != expected[name]:
                 raise ModelError(
-                    f"{self.file}: tensor {name} is {shape}, {expected[name]} was expected: fetch "
-                    "it again"
+                    f"{self.file}: tensor {name} is {shape}, {expected[name]} was expected: "
+                    "download it again"
                 )
 
     @property
@@ -216,7 +216,7 @@ def _unpacked(
     parts = [_numbers(rows, kind) for rows, kind in stored]
     values = np.stack([part.T for part in parts], -1) if is_turned else parts[0]
     if not np.isfinite(values).all():
-        raise ModelError(f"{what} holds values that are no numbers: fetch the file again")
+        raise ModelError(f"{what} holds values that are no numbers: download the file again")
     if added:
         values = values - np.float32(added)
     with torch.no_grad():

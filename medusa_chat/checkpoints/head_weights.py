@@ -37,7 +37,9 @@ def read_heads(found: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list
         )
     heads = heads_of(_read_tensors(found, where))
     if not all(torch.isfinite(t).all() for t in heads.parameters()):
-        raise ModelError(f"{where} holds NaN or infinity: the heads are broken, fetch them again")
+        raise ModelError(
+            f"{where} holds NaN or infinity: the heads are broken, download them again"
+        )
     try:
         cut = fit_vocabulary(heads, vocabulary)
     except ModelError as error:
@@ -140,11 +142,11 @@ def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool, bool]:
     if len(layers) != num_heads * num_layers or (own and own != complete):
         raise ModelError(
             f"the Medusa heads are incomplete: {num_heads} heads of {num_layers} layers have "
-            f"{len(layers)} layers and {len(own)} LM heads in all; fetch them again"
+            f"{len(layers)} layers and {len(own)} LM heads in all; download them again"
         )
     if roots and roots != set(range(num_heads)):
         raise ModelError(
-            f"the Medusa heads are incomplete: {len(roots)} of {num_heads} read the root; fetch "
+            f"the Medusa heads are incomplete: {len(roots)} of {num_heads} read the root; download "
             "them again"
         )
     return num_heads, num_layers, bool(own), bool(roots)
@@ -159,7 +161,7 @@ def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
     if tensors[name].shape != target.shape:
         raise ModelError(
             f"tensor {name} of the Medusa heads has shape {tuple(tensors[name].shape)}, not "
-            f"{tuple(target.shape)}: fetch them again"
+            f"{tuple(target.shape)}: download them again"
         )
     target.copy_(tensors[name])
 

@@ -313,6 +313,6 @@ def _misfits(
     if rows is not None and not vocabulary <= rows < vocabulary + PADDING:
         yield f"the heads are for {rows} tokens and the backbone has {vocabulary}"
     if files.missing:
-        yield f"{report.backbone} lacks {files.missing[0]}: it is incomplete, fetch it again"
+        yield f"{report.backbone} lacks {files.missing[0]}: it is incomplete, download it again"
     if not files.has_tokenizer:
         yield f"{report.backbone} holds no tokenizer: it is incomplete"

@@ -203,7 +203,7 @@ def _no_backbone(folder: Path) -> str:
         )
     if any(MODEL.match(file.name) for file in folder.iterdir()):
         return f"{config} has no model_type: it is not the config of a transformers model"
-    return f"{folder} holds no weights beside its config.json: it is incomplete, fetch it again"
+    return f"{folder} holds no weights beside its config.json: it is incomplete, download it again"
 
 
 def _require_files(place: Path, weights: BackboneFiles) -> None:
@@ -211,9 +211,9 @@ def _require_files(place: Path, weights: BackboneFiles) -> None:
         more = f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
         raise ModelError(
             f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is incomplete, "
-            "fetch it again"
+            "download it again"
         )
     if not weights.has_tokenizer:
         raise ModelError(
-            f"{place / weights.folder} holds no tokenizer: it is incomplete, fetch it again"
+            f"{place / weights.folder} holds no tokenizer: it is incomplete, download it again"
         )

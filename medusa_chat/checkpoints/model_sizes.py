@@ -131,7 +131,8 @@ def number(
         value = value[0] if value else None
     if type(value) is not int or not least <= value <= most:
         raise ModelError(
-            f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]}): fetch it again"
+            f"the backbone's config.json has no valid {keys[0]} ({str(value)[:40]}): "
+            "download it again"
         )
     return value
 

@@ -26,7 +26,7 @@ def read_tokenizer(folder: Path, rows: int | None = None) -> Any:
     that it lacks are left out. rows: number of tokens with an embedding; unused added tokens beyond
     it are left out, too. Raises ModelError."""
     if not any((folder / name).is_file() for name in FILES):
-        raise ModelError(f"{folder} holds no tokenizer: it is incomplete, fetch it again")
+        raise ModelError(f"{folder} holds no tokenizer: it is incomplete, download it again")
     with _broken(folder):
         read = _stored if (folder / STORED).is_file() else _converted
         tokenizer = read(folder, rows)

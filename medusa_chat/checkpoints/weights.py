@@ -61,7 +61,8 @@ def read_config(folder: Path) -> Any:
     config = _made(folder, lambda: AutoConfig.from_pretrained(folder, **options))
     if not isinstance(config.get_text_config(), PreTrainedConfig):
         raise ModelError(
-            f"the config in {folder} has a text_config its family does not support: fetch it again"
+            f"the config in {folder} has a text_config its family does not support: "
+            "download it again"
         )
     whole = _made(folder, config.to_dict)
     if (text := text_part(whole)) is not whole:
@@ -85,7 +86,8 @@ def _made(where: Path, make: Callable[[], Any]) -> Any:
             return make()
     except Exception as error:  # transformers raises all kinds for broken files and odd numbers
         raise ModelError(
-            f"the config in {where} cannot be read: {first_line(error)}: fetch it again, or mend it"
+            f"the config in {where} cannot be read: {first_line(error)}: download it again, or "
+            "mend it"
         ) from error
 
 
@@ -199,7 +201,7 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(
             f"the weights in {backbone} lack {missing[0]}{more}: the folder is incomplete, "
-            "fetch it again"
+            "download it again"
         )
     refuse_unread(model, report["unexpected_keys"], backbone)
     model._weight_conversions = None  # or save_pretrained would write the names of the files
@@ -210,7 +212,7 @@ def _read(folder: Path, backbone: Path, **options: Any) -> Any:
 def _unread_error(backbone: Path, error: Exception) -> ModelError:
     return ModelError(
         f"the model in {backbone} cannot be read: {first_line(error)}: its config.json or its "
-        "weights are broken, fetch them again"
+        "weights are broken, download them again"
     )
 
 
@@ -314,7 +316,7 @@ def refuse_unread(model: Any, names: Iterable[str], where: Path) -> None:
     raise ModelError(
         f"the weights in {where} hold {odd[0]}{more}, which a {model.config.model_type} model of "
         f"this config has no place for ({count} layers): its config.json is of another model, "
-        "fetch both again"
+        "download both again"
     )
 
 

@@ -82,7 +82,7 @@ def test_both_name_the_number_that_is_missing(backbone, tmp_path, key):
     folder = shutil.copytree(backbone, tmp_path / "model")
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | {key: None}))
-    assert all(f"no valid {key} (None): fetch it again" in text for text in verdicts(folder))
+    assert all(f"no valid {key} (None): download it again" in text for text in verdicts(folder))
 
 
 @pytest.mark.parametrize(

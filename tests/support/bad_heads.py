@@ -14,7 +14,7 @@ from support.checkpoints import (
     write_checkpoint,
 )
 
-REMEDIES = ("fetch", "give", "use ", "take", "ask", "are allowed", "run git", "leave")
+REMEDIES = ("download", "give", "use ", "take", "ask", "are allowed", "run git", "leave")
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 W = "0.0.linear.weight"
 GOOD = with_bias(layered())

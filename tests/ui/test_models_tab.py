@@ -468,7 +468,7 @@ def test_a_problem_that_is_seen_leaves_the_model_alone(session):
 @pytest.mark.parametrize(
     "trouble, said",
     [
-        (ModelError("the heads are broken: fetch them again"), "the heads are broken"),
+        (ModelError("the heads are broken: download them again"), "the heads are broken"),
         (WorkerGone("the model's process ended (signal 9)"), "out of memory"),
         (ValueError("odd"), "unexpected ValueError: odd"),
     ],

@@ -167,7 +167,7 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
         for file in table.values()
     ):
         raise ModelError(
-            f"{folder.source.name}/{folder.path(index)} has no valid weight_map: fetch it again"
+            f"{folder.source.name}/{folder.path(index)} has no valid weight_map: download it again"
         )
     return table
 

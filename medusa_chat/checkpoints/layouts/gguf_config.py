@@ -65,7 +65,7 @@ def gguf_config(header: GgufHeader, source: Source, file: str) -> dict[str, Any]
     config = {ours: count(metadata, f"{family}.{key}", where) for ours, key in COUNTS.items()}
     config["num_hidden_layers"] = layers_of(metadata, family, where)
     if config["num_hidden_layers"] > len(header.tensors) // SMALLEST_LAYER:
-        raise ModelError(f"{where} has fewer tensors than {family}.block_count: fetch it again")
+        raise ModelError(f"{where} has fewer tensors than {family}.block_count: download it again")
     heads = config["num_attention_heads"]
     width = _width(metadata, family, config["hidden_size"] // heads, where)
     kind, name = class_of(header, family)
@@ -94,7 +94,7 @@ def _epsilon(metadata: Mapping[str, Any], family: str, where: str) -> dict[str, 
     key = f"{family}.attention.layer_norm_{theirs}epsilon"
     value = metadata.get(key)
     if type(value) is not float or not 0 <= value < 1:
-        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): download it again")
     return {ours: value}
 
 
@@ -118,7 +118,7 @@ def _rows(header: GgufHeader, where: str) -> int:
     if rows < header.metadata[TOKENS]:
         raise ModelError(
             f"{where} has embeddings for {rows} tokens and a vocabulary of "
-            f"{header.metadata[TOKENS]}: fetch it again"
+            f"{header.metadata[TOKENS]}: download it again"
         )
     return rows
 
@@ -341,7 +341,7 @@ def deepseek_values(header: GgufHeader, where: str) -> dict[str, Any]:
     mla = "_mla" if f"{start}.key_length_mla" in told else ""
     key = count(told, f"{start}.key_length{mla}", where)
     if key <= turned:
-        raise ModelError(f"{where} has no valid {start}.key_length{mla} ({key}): fetch it again")
+        raise ModelError(f"{where} has no valid {start}.key_length{mla} ({key}): download it again")
     return {
         "head_dim": turned,
         "kv_lora_rank": count(told, f"{start}.kv_lora_rank", where),
@@ -374,7 +374,7 @@ def gemma4_values(header: GgufHeader, kinds: list[str], where: str) -> dict[str,
     told, tensors = header.metadata, header.tensors
     if "full_attention" not in kinds or kinds[0] == "full_attention":
         raise ModelError(
-            f"{where} has not two kinds of layers, the first with a window: fetch it again"
+            f"{where} has not two kinds of layers, the first with a window: download it again"
         )
     whole, inputs = kinds.index("full_attention"), tensors.get("per_layer_token_embd.weight")
     heads, widths = (
@@ -405,6 +405,6 @@ def _numbers(told: Mapping[str, Any], key: str, layers: int, where: str) -> list
     """One for each layer. Raises ModelError."""
     value = told.get(key)
     if isinstance(value, list) and len(value) != layers:
-        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): download it again")
     values = value if isinstance(value, list) else [value] * layers
     return [count({key: one}, key, where) for one in values]

@@ -331,7 +331,8 @@ def _read_part(source: Source, name: str) -> GgufHeader:
     if said != part_of(name):
         what = "no part of a split file" if said == (1, 1) else f"part {said[0]} of {said[1]}"
         raise ModelError(
-            f"{source.name}/{name} says that it is {what}: give it its own name, or fetch it again"
+            f"{source.name}/{name} says that it is {what}: give it its own name, or "
+            "download it again"
         )
     return header
 
@@ -344,7 +345,7 @@ def _refuse_others(
         if (told := header.metadata.get(TENSORS, count)) != count:
             raise ModelError(
                 f"{source.name}/{name} is of a file with {str(told)[:40]} tensors, and its parts "
-                f"here have {count}: they are of several files, fetch all parts again"
+                f"here have {count}: they are of several files, download all parts again"
             )
 
 
@@ -368,7 +369,7 @@ def count(metadata: Mapping[str, Any], key: str, where: str, default: int | None
             "model's safetensors"
         )
     if type(value) is not int or not 1 <= value <= MAX_COUNT:
-        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): download it again")
     return value
 
 
@@ -376,7 +377,7 @@ def positive(metadata: Mapping[str, Any], key: str, default: float | None, where
     """A positive number. Raises ModelError for anything else, and where there is no default."""
     value = metadata.get(key, default)
     if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+        raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): download it again")
     return float(value)
 
 
@@ -386,5 +387,5 @@ def layers_of(metadata: Mapping[str, Any], family: str, where: str) -> int:
     key = f"{family}.nextn_predict_layers"
     layers, drafts = count(metadata, f"{family}.block_count", where), metadata.get(key, 0)
     if type(drafts) is not int or not 0 <= drafts < layers:
-        raise ModelError(f"{where} has no valid {key} ({str(drafts)[:40]}): fetch it again")
+        raise ModelError(f"{where} has no valid {key} ({str(drafts)[:40]}): download it again")
     return layers - drafts

@@ -29,7 +29,7 @@ SIZES = {
 MAX_DIMENSIONS = 8
 
 
-REMEDY = "fetch it again"
+REMEDY = "download it again"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def read_archive(source: Source, file: str, size: int, where: str) -> dict[str, 
     if source.read(file, 0, 4) != b"PK\x03\x04":
         raise ModelError(
             f"{where} is not a torch.save archive (cut short, or written before "
-            "torch 1.6): fetch it again, or ask its author for a .safetensors file"
+            "torch 1.6): download it again, or ask its author for a .safetensors file"
         )
     try:
         with zipfile.ZipFile(io.BufferedReader(Stream(source, file, size), 65_536)) as archive:

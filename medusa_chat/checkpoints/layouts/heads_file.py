@@ -157,7 +157,7 @@ def canonical(header: Mapping[str, Entry], where: str) -> tuple[str, dict[str, s
         parts[name] = part
     styles = sorted({part.style for part in parts.values()})
     if not styles:
-        raise ModelError(f"{where} holds no tensors: fetch it again")
+        raise ModelError(f"{where} holds no tensors: download it again")
     if len(styles) > 1:
         raise ModelError(
             f"{where} mixes the names of {' and '.join(styles)} heads: use a file "
@@ -265,7 +265,7 @@ def _count(entries: Entries, where: str) -> tuple[int, int]:
     _refuse_gaps(set(layers), "heads", MAX_HEADS, where)
     for name in entries:
         if name.endswith(".bias") and name.replace(".bias", ".weight") not in entries:
-            raise ModelError(f"{where} is incomplete: {name} has no weight; fetch it again")
+            raise ModelError(f"{where} is incomplete: {name} has no weight; download it again")
     counts = {len(found) for found in layers.values()}
     for found in layers.values():
         if found:
@@ -273,7 +273,7 @@ def _count(entries: Entries, where: str) -> tuple[int, int]:
     if len(counts) != 1:
         raise ModelError(
             f"{where} is incomplete: its heads have {', '.join(map(str, sorted(counts)))} layers; "
-            "fetch it again"
+            "download it again"
         )
     return len(layers), counts.pop()
 
@@ -287,7 +287,7 @@ def _refuse_gaps(found: set[int], what: str, most: int, where: str) -> None:
     if missing:
         raise ModelError(
             f"{where} is incomplete: of {what} 0 to {max(found)} number {min(missing)} is missing; "
-            "fetch it again"
+            "download it again"
         )
 
 
@@ -299,7 +299,7 @@ def _with_layers(name: str, layers: int, where: str) -> str:
     if index not in ("*", str(layers)):
         raise ModelError(
             f"{where} is incomplete: the LM head of head {head} is at {index} after "
-            f"{layers} layers; fetch it again"
+            f"{layers} layers; download it again"
         )
     return f"{head}.{layers}.weight"
 
@@ -311,7 +311,7 @@ def _measure(
     roots = [name for name in entries if name.endswith(".root.weight")]
     if roots and len(roots) != heads:
         raise ModelError(
-            f"{where} is incomplete: {len(roots)} of {heads} heads read the root; fetch it again"
+            f"{where} is incomplete: {len(roots)} of {heads} heads read the root; download it again"
         )
     first = entries.get("0.0.linear.weight") or entries.get("0.0.weight")
     lm_heads = [n for n in (f"{h}.{layers}.weight" for h in range(heads)) if n in entries]
@@ -319,22 +319,23 @@ def _measure(
     if lm_heads and (len(lm_heads) != heads or ONE_LM_HEAD in entries):
         raise ModelError(
             f"{where} is incomplete: {len(lm_heads)} of {heads} heads have an LM head of their "
-            "own; fetch it again"
+            "own; download it again"
         )
     shape = first.shape if first else ()
     hidden = shape[-1] if len(shape) == 2 else 0
     rows = lm.shape[0] if lm and lm.shape else None
     if not 1 <= hidden <= MAX_HIDDEN or (rows is not None and not 1 <= rows <= MAX_VOCABULARY):
         raise ModelError(
-            f"{where}: hidden size {hidden} or {rows} tokens is out of range: fetch it again"
+            f"{where}: hidden size {hidden} or {rows} tokens is out of range: download it again"
         )
     if TOKEN_MAP in entries and rows is None:
-        raise ModelError(f"{where} has a token map and no LM head: fetch it again")
+        raise ModelError(f"{where} has a token map and no LM head: download it again")
     for name, entry in entries.items():
         expected = _shape(name, hidden, rows)
         if entry.shape != expected:
             raise ModelError(
-                f"{where}: tensor {names[name]!r} is {entry.shape}, not {expected}; fetch it again"
+                f"{where}: tensor {names[name]!r} is {entry.shape}, not {expected}; "
+                "download it again"
             )
     return hidden, rows
 

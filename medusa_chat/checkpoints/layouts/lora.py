@@ -64,12 +64,14 @@ def lora_settings(source: Source, path: str) -> LoraSettings:
         )
     alphas = found.get("alpha_pattern") or {}
     if not isinstance(alphas, dict) or len(alphas) > MAX_PATTERNS:
-        raise ModelError(f"{file} has no valid alpha_pattern: fetch it again")
+        raise ModelError(f"{file} has no valid alpha_pattern: download it again")
     for pattern in alphas:
         _refuse_pattern(pattern, file)
     for key, value in {"lora_alpha": found.get("lora_alpha", 8), **alphas}.items():
         if type(value) not in (int, float) or not 0 <= abs(value) <= MAX_ALPHA:
-            raise ModelError(f"{file} has no valid {key[:80]} ({str(value)[:40]}): fetch it again")
+            raise ModelError(
+                f"{file} has no valid {key[:80]} ({str(value)[:40]}): download it again"
+            )
     flags = tuple(key for key in FLAGS if found.get(key) is True)
     return LoraSettings(found.get("lora_alpha", 8), alphas, flags)
 

@@ -57,7 +57,7 @@ def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
     if name == "added_tokens.json":
         _refuse_many(values, MAX_ADDED, f"{where} has added tokens")
     if values.get("compile_config") is not None and not isinstance(values["compile_config"], dict):
-        raise ModelError(f"{where} has no valid compile_config: fetch it again")
+        raise ModelError(f"{where} has no valid compile_config: download it again")
 
 
 def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
@@ -67,17 +67,19 @@ def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
     for part in (config, inner if isinstance(inner, dict) else {}):
         for key in OBJECTS_INSIDE:
             if not isinstance(part.get(key), dict | None):
-                raise ModelError(f"{where} has no valid {key}: fetch it again")
+                raise ModelError(f"{where} has no valid {key}: download it again")
         for key in COUNTS:
             value = part.get(key)
             is_left_open = value is None and (key not in part or key not in NEEDED or part is whole)
             if not is_left_open and (type(value) is not int or not 1 <= value <= MAX_COUNT):
-                raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+                raise ModelError(
+                    f"{where} has no valid {key} ({str(value)[:40]}): download it again"
+                )
         heads, few = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if heads is not None and few is not None and heads % few:
             raise ModelError(
                 f"{where} has {heads} attention heads, not a multiple of its {few} key-value "
-                "heads: fetch it again"
+                "heads: download it again"
             )
         _refuse_layers(part, where)
 
@@ -86,15 +88,15 @@ def _refuse_layers(part: Mapping[str, Any], where: str) -> None:
     for key in ("num_experts", "num_local_experts", "moe_intermediate_size"):
         value = part.get(key)
         if value is not None and (type(value) is not int or not 0 <= value <= MAX_EXPERTS):
-            raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): fetch it again")
+            raise ModelError(f"{where} has no valid {key} ({str(value)[:40]}): download it again")
     window, kinds = part.get("sliding_window"), part.get("layer_types")
     if window is not None and (type(window) is not int or not -1 <= window <= MAX_COUNT):
         raise ModelError(
-            f"{where} has no valid sliding_window ({str(window)[:40]}): fetch it again"
+            f"{where} has no valid sliding_window ({str(window)[:40]}): download it again"
         )
     are_words = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
     if kinds is not None and not are_words:
-        raise ModelError(f"{where} has no valid layer_types: fetch it again")
+        raise ModelError(f"{where} has no valid layer_types: download it again")
     positions = part.get("max_position_embeddings")
     if positions is not None and positions < SHORTEST_CONTEXT:
         raise ModelError(
@@ -107,7 +109,7 @@ def _refuse_ends(ends: object, where: str) -> None:
     listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
     _refuse_many(listed, MAX_ENDS, f"{where} has end tokens")
     if any(type(token) is not int or abs(token) > MAX_COUNT for token in listed):
-        raise ModelError(f"{where} has no valid eos_token_id: fetch it again")
+        raise ModelError(f"{where} has no valid eos_token_id: download it again")
 
 
 def _refuse_many(values: object, most: int, what: str) -> None:
@@ -136,7 +138,7 @@ def _steps(part: object, where: str) -> Iterator[Mapping[str, Any]]:
         step = left.pop()
         count += 1
         if count > MAX_STEPS:
-            raise ModelError(f"{where} has over {MAX_STEPS} steps: it is broken, fetch it again")
+            raise ModelError(f"{where} has over {MAX_STEPS} steps: it is broken, download it again")
         if isinstance(step, dict):
             yield step
             for key in ("normalizers", "decoders", "pretokenizers", "processors"):

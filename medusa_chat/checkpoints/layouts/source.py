@@ -121,14 +121,14 @@ def read_json(source: Source, file: str, most: int = MAX_JSON) -> dict[str, Any]
     if size > most:
         raise ModelError(
             f"{file} of {source.name} has {size} bytes, which is too large for a configuration: "
-            "fetch it again"
+            "download it again"
         )
     try:
         value = json.loads(source.read(file, 0, most))
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} of {source.name} is not valid JSON: fetch it again") from error
+        raise ModelError(f"{file} of {source.name} is not valid JSON: download it again") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} of {source.name} is not a JSON object: fetch it again")
+        raise ModelError(f"{file} of {source.name} is not a JSON object: download it again")
     return value
 
 
@@ -173,7 +173,7 @@ def _is_kernels(facts: os.stat_result) -> bool:
 
 
 def _irregular(path: Path) -> str:
-    return f"{path} is not a readable file (a pipe or a device): fetch the checkpoint again"
+    return f"{path} is not a readable file (a pipe or a device): download the checkpoint again"
 
 
 def in_time(act: Callable[[], T], path: Path) -> T:

@@ -51,7 +51,7 @@ def test_the_loaded_models_heads_and_tree_are_drawn(served, tab):
     assert tab.locator(".heat tbody tr").count() == 4
     assert tab.locator(".heat td.tinted").first.inner_text() == "62%"
     assert tab.locator("svg.shape .chip").count() == NODES
-    says(tab, ".tune-verdict", "Nothing was decoded yet.")
+    says(tab, ".tune-verdict", "No step's cost is known yet.")
     tab.get_by_role("button", name="Mask").focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector(".tune-block svg.mask")
