@@ -253,7 +253,7 @@ KERNEL product(
             for (int i = 0; i < TILES; i++)
                 spread(scales + 16 * i + lane % 16, here + i * STAGE, lane % 16, lane / 16);
             warp_waits();
-#pragma unroll
+#pragma unroll(EIGHTS > 2 ? 1 : SPAN) // more would not fit into registers
             for (int b = 0; b < SPAN; b++)
                 add_block(whole, &given, here, scales, pairs, b, at + b, lane);
             stage = 1 - stage;

@@ -28,10 +28,10 @@ RESIDENT = {1: 3, 2: 2}  # blocks a multiprocessor by these, where they fit; els
 TABLES = 2**15  # bytes of shared memory of the pairs of 4 bits
 
 
-def geometry(eights: int, bits: int, most_shared: int) -> tuple[dict[str, int], int]:
+def geometry(eights: int, bits: int, most: int) -> tuple[dict[str, int], int]:
     """What products.cu is compiled with for 8 `eights` rows, and the bytes of shared memory that a
-    launch asks for besides what the program has. most_shared: bytes that a block may have."""
-    tiles = 2 if eights > 2 and _shared(2, bits)[0] <= most_shared else 1
+    launch asks for besides what the program has. most: bytes that a block may have."""
+    tiles = 2 if eights > 2 and _shared(2, bits)[0] <= most else 1
     asked = {"BITS": bits, "EIGHTS": eights, "TILES": tiles, "RESIDENT": RESIDENT.get(eights, 1)}
     return asked, _shared(tiles, bits)[1]
 
