@@ -14,13 +14,13 @@ from support.quantised import opened, texts
 
 from medusa_chat.checkpoints import kept_copies, native_build, prepare
 from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_layers import layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import (
     Blocks,
     NativeLinear,
     Quantised,
     WeightStorage,
-    layer_packer,
     quantise_linears,
     quantised_bytes,
 )
