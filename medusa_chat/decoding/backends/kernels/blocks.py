@@ -11,9 +11,11 @@ from medusa_chat.decoding.backends.block_tiles import BLOCK, KINDS, STRIP, Block
 from medusa_chat.decoding.backends.kernels import processors
 from medusa_chat.decoding.backends.kernels.cuda_programs import (
     EIGHTS,
+    architecture,
     function,
     launch,
     most_shared,
+    program,
     table_of,
 )
 
@@ -80,6 +82,21 @@ def _function(
 ) -> tuple[Any, dict[str, int], int]:
     """The program for a device, what it is compiled with, and the shared memory that its launches
     ask for."""
-    asked, shared = geometry(eights, KINDS[type], most_shared(device))
-    asked |= {"IS_BF16": int(dtype == torch.bfloat16), "IS_WIDE": int(is_wide)}
+    asked, shared = _asked(device, dtype, eights, type, is_wide)
     return function(SOURCE, asked, shared, device), asked, shared
+
+
+def compiled(
+    device: torch.device, dtype: torch.dtype, eights: int, type: int, is_wide: bool
+) -> bytes:
+    """The machine code of one program, which is kept where a folder for it is known."""
+    asked, _ = _asked(device, dtype, eights, type, is_wide)
+    return program(SOURCE, asked, architecture(device))
+
+
+def _asked(
+    device: torch.device, dtype: torch.dtype, eights: int, type: int, is_wide: bool
+) -> tuple[dict[str, int], int]:
+    asked, shared = geometry(eights, KINDS[type], most_shared(device))
+    formats = {"IS_BF16": int(dtype == torch.bfloat16), "IS_WIDE": int(is_wide)}
+    return asked | formats, shared

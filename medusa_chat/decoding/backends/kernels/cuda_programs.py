@@ -88,6 +88,12 @@ def compiled(source: Path, asked: Mapping[str, int], architecture: int) -> bytes
     return code
 
 
+def architecture(device: torch.device) -> int:
+    """86 for compute capability 8.6."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def most_shared(device: torch.device) -> int:
     """Bytes of shared memory that a block may have. Raises RuntimeError for a device on which our
     kernels do not run."""
@@ -101,8 +107,8 @@ def function(source: Path, asked: Mapping[str, int], shared: int, device: torch.
     """The program `product` of a source on a device. shared: bytes that its launches ask for."""
     from cuda.bindings import driver
 
-    major, minor = torch.cuda.get_device_capability(device)
-    module = checked(driver.cuModuleLoadData(program(source, asked, 10 * major + minor)))
+    code = program(source, asked, architecture(device))
+    module = checked(driver.cuModuleLoadData(code))
     found = checked(driver.cuModuleGetFunction(module, b"product"))
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     checked(driver.cuFuncSetAttribute(found, most, shared))
