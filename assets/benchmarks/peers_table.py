@@ -58,13 +58,12 @@ def line(file: str, rows: Rows) -> tuple[str, ...]:
 
 
 def answers(rows: Rows, where: str, llama: float | None) -> str:
-    """The default on one kind of prompts: tokens a second, beside llama.cpp and beside its plain."""
+    """The default on one kind of prompts: tokens a second, beside llama.cpp and our plain."""
     found = rows.get(f"default on {where}", {"value": None})
-    if found["value"] is None:
+    value = found["value"]
+    if value is None:
         return "not measured"
-    return (
-        f"{figure(found['value'])} ({times(found['value'], llama)}, {found['ratio']:.2f} x plain)"
-    )
+    return f"{figure(value)} ({times(value, llama)}, {found['ratio']:.2f} x plain)"
 
 
 def figure(value: float | None) -> str:

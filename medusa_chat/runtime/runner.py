@@ -6,6 +6,7 @@ worker.py does, in the process that holds the model.
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -255,6 +256,7 @@ def serve(pipe: Connection) -> None:
     with suppress(KeyboardInterrupt):
         from medusa_chat.runtime.worker import serve_requests
 
+        gc.freeze()  # modules live to the end: collecting garbage, as loads do, leaves them out
         serve_requests(pipe)
 
 
