@@ -16,9 +16,10 @@ from medusa_chat.checkpoints import kept_copies, native_build, prepare
 from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import (
-    Blocks,
     NativeLinear,
+    NativeLinears,
     Quantised,
+    StoredRows,
     WeightStorage,
     layer_packer,
     quantise_linears,
@@ -34,8 +35,8 @@ def rounded(model):
     """The model with the numbers that are multiplied in place of its layers' weights."""
     for name, linear in model.named_modules():
         if type(linear) is torch.nn.Linear and "lm_head" not in name:
-            blocks = Quantised(8)([f"{name}.weight"], linear.weight)
-            linear.weight.data = blocks.values(slice(None)).to(linear.weight.dtype)
+            rows = Quantised(8)(f"{name}.weight", linear.weight)
+            linear.weight.data = rows.values().to(linear.weight.dtype)
     return model
 
 
@@ -50,7 +51,7 @@ def test_blocks_are_near_the_weight(kind, bits, most):
         "shifted": torch.randn(300, 256) + 3,
     }[kind]
     weight = (0.02 * drawn).bfloat16()
-    off = Blocks.of(weight, bits).values(slice(None)) - weight.float()
+    off = StoredRows.of(weight, bits).values() - weight.float()
     share = off.square().mean().sqrt() / weight.float().std()
     assert share < (most if kind != "shifted" or bits == 4 else 0.03)
     if kind == "normal" and bits == 4:
@@ -63,7 +64,7 @@ def test_odd_blocks_are_numbers(bits):
     weight = torch.zeros(5, 64)
     weight[1], weight[2, :32], weight[3, 0] = 1e-9, 3.0, 200.0
     weight[4] = torch.linspace(-300, 300, 64)
-    found = Blocks.of(weight, bits).values(slice(None))
+    found = StoredRows.of(weight, bits).values()
     assert found.isfinite().all()
     assert ((found - weight).abs().amax(1) <= weight.abs().amax(1) / 25 + 1e-8).all()
 
@@ -140,7 +141,7 @@ def test_no_layer_is_merged_before_the_one_before_it_is_packed(library):
     def spy(name, layer):
         seen.append([type(one) is FusedLayer for one in model.model.layers])
         packed(name, layer)
-        assert type(layer.qkv) is NativeLinear
+        assert type(layer.qkv) is NativeLinears
 
     prepare.replace_submodules(model, packs=False, pack_layer=spy)
     assert seen == [[True, False, False], [True, True, False], [True, True, True]]

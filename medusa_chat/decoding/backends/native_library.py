@@ -6,7 +6,6 @@ from ctypes import (
     Structure,
     c_float,
     c_int,
-    c_int32,
     c_int64,
     c_uint64,
     c_void_p,
@@ -22,7 +21,7 @@ def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
 class Weights(Structure):
     """Packed weights: kernels/weights.h."""
 
-    _fields_ = [("panels", c_void_p), *_all(c_int32, "kind block has_floor is_wide")]
+    _fields_ = [("panels", c_void_p), ("kind", c_int64)]
 
 
 class Product(Structure):
@@ -32,7 +31,7 @@ class Product(Structure):
         ("x", c_void_p),
         ("weights", Weights),
         *_all(c_void_p, "bias y"),
-        *_all(c_int, "rows ins outs adds stride"),
+        *_all(c_int, "rows ins outs adds apart stride"),
     ]
 
 
@@ -41,7 +40,7 @@ class Layer(Structure):
 
     _fields_ = [
         *_all(c_void_p, "before qkv_bias out_bias after gate_up_bias down_bias"),
-        *_all(Weights, "qkv out gate_up down"),
+        *_all(Weights, "query key value out gate up down"),
         *_all(c_void_p, "keys values"),
     ]
 
@@ -115,6 +114,9 @@ class HeadGuesses(Structure):
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
     "run": (c_int64, POINTER(Pass)),
+    "packed_size": (c_int64, c_int64, c_int64, c_int64),
+    "pack": (None, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
+    "unpack": (None, POINTER(Weights), c_int64, c_void_p, c_int64, c_void_p),
     "linear": (None, POINTER(Product), c_int64),
     "head_states": (None, POINTER(HeadStates), c_int64),
     "head_guesses": (None, POINTER(HeadGuesses), c_int64),

@@ -198,27 +198,49 @@ static void attend_all(const Part *p, const Layer *layer) {
     }
 }
 
+/* The product x [rows, ins] w^T of outputs `at` to `at + outs` of rows of y, `apart` floats each. */
+static Product product_of(const Pass *pass, const float *x, int ins, Weights w, const float *bias,
+                          float *y, int at, int outs, int apart) {
+    return (Product){.x = x,
+                     .weights = w,
+                     .bias = bias ? bias + at : NULL,
+                     .y = y + at,
+                     .rows = (int)pass->rows,
+                     .ins = ins,
+                     .outs = outs,
+                     .apart = apart};
+}
+
+/* A product that is added to the hidden states, by all. */
+static void add_to_hidden(const Part *p, const float *x, int ins, Weights w, const float *bias) {
+    const int size = (int)p->pass->decoder->hidden;
+    Product added = product_of(p->pass, x, ins, w, bias, p->pass->hidden, 0, size, size);
+    added.adds = 1;
+    share(&added, p->part, p->parts);
+    meet(p->part, p->parts);
+}
+
 /* The hidden states, with what attention adds. */
 static void attend_layer(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const Decoder *m = pass->decoder;
-    const int rows = (int)pass->rows, size = (int)m->hidden, part = p->part, parts = p->parts;
-    const int mixes = (int)(m->heads * m->head_dim);
-    const int kv = first((int)m->kv_heads, part, parts);
+    const int size = (int)m->hidden, part = p->part, parts = p->parts;
+    const int mixes = (int)(m->heads * m->head_dim), keys = (int)(m->kv_heads * m->head_dim);
+    const int kv = first((int)m->kv_heads, part, parts), width = qkv_width(m);
     const int last = first((int)m->kv_heads, part + 1, parts);
-    const Product qkv = {
-        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0, 0};
-    const Product out = {
-        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, 0};
+    const float *x = p->normed, *bias = layer->qkv_bias;
+    const Product all[] = {
+        product_of(pass, x, size, layer->query, bias, p->qkv, 0, mixes, width),
+        product_of(pass, x, size, layer->key, bias, p->qkv, mixes, keys, width),
+        product_of(pass, x, size, layer->value, bias, p->qkv, mixes + keys, keys, width)};
     normalise_all(pass, pass->hidden, layer->before, p->normed);
-    share(&qkv, part, parts);
+    share_all(all, 3, part, parts);
     meet(part, parts);
     place(pass, layer, p->qkv, kv, last);
     meet(part, parts);
     attend_all(p, layer);
     meet(part, parts);
-    share(&out, part, parts);
-    meet(part, parts);
+    add_to_hidden(p, p->mixed, mixes, layer->out, layer->out_bias);
 }
 
 /* The hidden states, with what the gated products add. */
@@ -226,20 +248,19 @@ static void feed_forward(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
     const int rows = (int)pass->rows, size = (int)pass->decoder->hidden;
     const int inner = (int)pass->decoder->inner, panels = inner / PANEL;
-    const int part = p->part, parts = p->parts;
-    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
-    const Product wide = {
-        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0, 0};
-    const Product down = {
-        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1, 0};
+    const int at = first(panels, p->part, p->parts), end = first(panels, p->part + 1, p->parts);
+    const float *x = p->normed, *bias = layer->gate_up_bias;
+    const Product both[] = {
+        product_of(pass, x, size, layer->gate, bias, p->gate_up, 0, inner, 2 * inner),
+        product_of(pass, x, size, layer->up, bias, p->gate_up, inner, inner, 2 * inner)};
     normalise_all(pass, pass->hidden, layer->after, p->normed);
-    const Product both = ready(&wide);
-    multiply(&both, at, end);
-    multiply(&both, panels + at, panels + end);
+    for (int i = 0; i < 2 && at < end; i++) {
+        const Product one = ready(both + i);
+        multiply(&one, at, end);
+    }
     activate(p->gate_up, p->active, rows, inner, PANEL * at, PANEL * end);
-    meet(part, parts);
-    share(&down, part, parts);
-    meet(part, parts);
+    meet(p->part, p->parts);
+    add_to_hidden(p, p->active, inner, layer->down, layer->down_bias);
 }
 
 /* One part of a pass: hidden is whole once all have met, and normed by part 0. */

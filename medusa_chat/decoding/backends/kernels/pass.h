@@ -12,7 +12,7 @@
    kv_heads, capacity, head_dim], of bf16 where embeddings are. */
 typedef struct {
     const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
-    Weights qkv, out, gate_up, down;
+    Weights query, key, value, out, gate, up, down;
     void *keys, *values;
 } Layer;
 
