@@ -6,7 +6,8 @@ biases make scores of hundreds, of which bf16 keeps eight bits). The second, wit
 fp32, finds a wrong scale, norm or rotation; its result is kept, by the model's files, its precision
 and what decodes it here, so that no load pays for it twice. The weights of its reference are those
 that the loaded model holds, of 16, 8 or 4 bits, and those of one module at a time are widened to
-fp32: the whole model in fp32 would not fit beside itself.
+fp32: the whole model in fp32 would not fit beside itself. Our linears round what they multiply, and
+so does the reference.
 """
 
 import json
@@ -259,6 +260,8 @@ class _Widened:
 
     def _product(self, x: Tensor) -> Tensor:
         linear = self._linear
+        if isinstance(linear, NativeLinear):
+            x = linear.rounded(x.float())
         parts = [F.linear(x.to(w.device, torch.float32), w) for w in _weights(linear)]
         found = torch.cat(parts, -1)
         return found if linear.bias is None else found + linear.bias.float()

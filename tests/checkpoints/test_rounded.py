@@ -24,6 +24,7 @@ from medusa_chat.decoding.backends.native_weights import (
     layer_packer,
     quantise_linears,
     quantised_bytes,
+    rounded_inputs,
 )
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.errors import ModelError
@@ -32,11 +33,13 @@ BITS = {"int8": 8, "nf4": 4}
 
 
 def rounded(model):
-    """The model with the numbers that are multiplied in place of its layers' weights."""
+    """The model with the numbers that are multiplied in place of its layers' weights and of what
+    they are multiplied with."""
     for name, linear in model.named_modules():
         if type(linear) is torch.nn.Linear and "lm_head" not in name:
             rows = Quantised(8)(f"{name}.weight", linear.weight)
             linear.weight.data = rows.values().to(linear.weight.dtype)
+            linear.register_forward_pre_hook(lambda _, given: (rounded_inputs(given[0]),))
     return model
 
 

@@ -84,6 +84,15 @@ class StoredRows:
         return cls(Q8_0 if bits == 8 else Q4_1, torch.cat(parts), weight.shape[1])
 
 
+def rounded_inputs(x: Tensor) -> Tensor:
+    """What C multiplies with stored rows in place of x float32 [..., ins]: whole numbers of 8 bits,
+    times one scale for each INPUTS of them."""
+    parts = x.unflatten(-1, (-1, INPUTS))
+    steps = (parts.abs().amax(-1, True) / 127).clamp(min=TINY)
+    found: Tensor = (parts / steps).round() * steps
+    return found.flatten(-2)
+
+
 def _nearest_bytes(x: Tensor) -> Tensor:
     """x float32 [n, blocks, INPUTS] -> rows of Q8_0, uint8 [n, bytes]."""
     scales = (x.abs().amax(2, True) / 127).half()
@@ -243,6 +252,12 @@ class NativeLinear(nn.Module):
         """[..., ins] -> [..., outs] in the dtype of `hidden`."""
         y = self.product(hidden.reshape(-1, self.ins).float().contiguous())
         return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """What is multiplied in place of x float32 [..., ins], of the same shape and dtype."""
+        if self.weights.kind >= PACKED:
+            return rounded_inputs(x)
+        return x.bfloat16().float() if self.weights.kind == HALVES else x
 
     def weight_parts(self) -> Iterator[Tensor]:
         """The weight that is multiplied, some outputs at a time: float32 [n, ins]."""
