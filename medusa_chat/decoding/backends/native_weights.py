@@ -4,10 +4,9 @@ A weight is fp32, bf16, or the rows of a GGUF file's own blocks. Packed, the wei
 lie side by side: a panel (kernels/weights.h).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from ctypes import byref
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.parity import agrees, share
-from medusa_chat.decoding.backends.replacements import parts_of
 
 WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS = range(3)  # kernels/weights.h
@@ -277,21 +275,7 @@ class NativeLinear(nn.Module):
     def job(self, x: Tensor, y: Tensor) -> Product:
         """The product of x float32 [>= m, ins] into y float32 [m, outs], both contiguous."""
         bias, sizes = self.bias_address, (y.shape[0], self.ins, self.outs)
-        return Product(x.data_ptr(), self.weights, bias, y.data_ptr(), *sizes, apart=self.outs)
-
-
-class NativeLinears(nn.ModuleList):
-    """Several native linears with one input: [..., ins] -> their outputs side by side."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., ins] -> [..., outs] in the dtype of `hidden`."""
-        return torch.cat([linear(hidden) for linear in self], -1)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The biases side by side, float32; None without any."""
-        biases: list[Any] = [linear.bias for linear in self]
-        return None if biases[0] is None else torch.cat(biases)
+        return Product(x.data_ptr(), self.weights, bias, y.data_ptr(), *sizes)
 
 
 def quantised_bytes(model: nn.Module) -> int:
@@ -302,79 +286,6 @@ def quantised_bytes(model: nn.Module) -> int:
 
 
 # ------------------------------------------------------------------------------- a model's weights
-
-
-@torch.inference_mode()
-def layer_packer(
-    model: Any, library: NativeLibrary, storage: WeightStorage = UNCHANGED
-) -> Callable[[str, Any], None] | None:
-    """A function that packs the weights of a merged layer of a model, given the layer's name and
-    the layer: one by one, so that no weight has to be in memory twice. None, with a warning, where
-    a product by C differs from PyTorch's."""
-    first = model.get_decoder().layers[0].self_attn.o_proj
-    weight = first.weight.detach().to(storage.dtype or first.weight.dtype)
-    trial = NativeLinear(first, library, weight)
-    if not agrees(DISABLED, lambda: trial.off_by(weight), TOLERANCE):
-        return None
-    return partial(_pack_layer, library, storage)
-
-
-def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, layer: Any) -> None:
-    """Put native linears into the merged layer at `place` and the stock layer that it wraps, one
-    for each of q, k, v, gate and up. Gate and up are padded to whole panels with outputs of 0, and
-    the next product's weights with columns of 0."""
-    attention, mlp = layer.stock.self_attn, layer.stock.mlp
-    heads, kv_heads = (count * layer.head_dim for count in layer.heads)
-    inner = layer.down.in_features
-    more = -inner % WIDEST_PANEL
-    down = SimpleNamespace(weight=F.pad(layer.down.weight, (0, more)), bias=layer.down.bias)
-
-    def packed(linear: Any, name: str) -> NativeLinear:
-        stored = storage(f"{place}.{name}.weight", linear.weight.detach())
-        return NativeLinear(linear, library, stored)
-
-    def apart(parent: Any, block: str, whole: str, linears: Sequence[Any]) -> NativeLinears:
-        names = parts_of(parent, whole)
-        if len(names) > 1:
-            made = [packed(x, f"{block}.{n}") for x, n in zip(linears, names, strict=True)]
-        else:  # one tensor, of Phi-3
-            weight = torch.cat([one.weight for one in linears])
-            stored = storage(f"{place}.{block}.{whole}.weight", weight)
-            made = []
-            for at, one in _places_of(linears):
-                rows = stored.rows(at) if isinstance(stored, StoredRows) else stored[at]
-                made.append(NativeLinear(one, library, rows))
-        for name, one in zip(names, made if len(names) > 1 else [NativeLinears(made)], strict=True):
-            setattr(parent, name, one)
-        return NativeLinears(made)
-
-    qkv = _outputs_of(layer.qkv, (heads, kv_heads, kv_heads), 0)
-    layer.qkv = apart(attention, "self_attn", "qkv_proj", qkv)
-    layer.out = attention.o_proj = packed(layer.out, "self_attn.o_proj")
-    gate_up = _outputs_of(layer.gate_up, (inner, inner), more)
-    layer.gate_up = apart(mlp, "mlp", "gate_up_proj", gate_up)
-    layer.down = mlp.down_proj = packed(down, "mlp.down_proj")
-
-
-def _outputs_of(linear: Any, sizes: Sequence[int], more: int) -> list[Any]:
-    """A merged linear as so many with these outputs, each followed by `more` outputs of 0."""
-    weights = linear.weight.detach().split(sizes)
-    biases = [None] * len(sizes) if linear.bias is None else linear.bias.detach().split(sizes)
-    return [
-        SimpleNamespace(
-            weight=F.pad(weight, (0, 0, 0, more)) if more else weight,
-            bias=None if bias is None else F.pad(bias, (0, more)),
-        )
-        for weight, bias in zip(weights, biases, strict=True)
-    ]
-
-
-def _places_of(linears: Sequence[Any]) -> Iterator[tuple[slice, Any]]:
-    """Where the outputs of each linear stand among those of all, and the linear."""
-    at = 0
-    for one in linears:
-        yield slice(at, at + len(one.weight)), one
-        at += len(one.weight)
 
 
 def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage) -> int:

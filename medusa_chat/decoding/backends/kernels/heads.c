@@ -24,8 +24,7 @@ static void add(const HeadStates *h, int layer, int head, const float *x, float 
                              .y = wide,
                              .rows = 1,
                              .ins = size,
-                             .outs = size,
-                             .apart = size};
+                             .outs = size};
     const Product q = ready(&product);
     multiply(&q, at, end);
     for (int d = PANEL * at; d < last; d += LANES) {

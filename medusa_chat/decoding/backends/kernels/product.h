@@ -5,7 +5,7 @@
 #include "vectors.h"
 #include "weights.h"
 
-/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y), rows of y `apart` floats from each other. x is
+/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). x is
    rounded first, but for FLOATS and UPPERS: to bf16, or for packed weights to 8 bits. stride: words
    of a row of x, which `ready` sets. */
 typedef struct {
@@ -13,12 +13,12 @@ typedef struct {
     Weights weights;
     const float *bias;
     float *y;
-    int rows, ins, outs, adds, apart, stride;
+    int rows, ins, outs, adds, stride;
 } Product;
 
 /* Sums to where they go; the last ones of a row may be fewer. */
 INLINE void put(const Product *p, int row, int out, vec sums) {
-    float *y = p->y + (ptrdiff_t)row * p->apart + out;
+    float *y = p->y + (ptrdiff_t)row * p->outs + out;
     if (out + LANES <= p->outs) {
         if (p->bias) sums += load(p->bias + out);
         store(y, p->adds ? load(y) + sums : sums);
