@@ -70,14 +70,14 @@ class DevicePlan:
         return self.needs.advice(self.precision)
 
 
-def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DevicePlan:
+def plan_device(request: LoadRequest, checkpoint: Checkpoint, config: Any) -> DevicePlan:
     """One device, at the precision asked for or, at "auto", the best that fits there; with
     --device auto, several devices for a model that fits on no single one. config: the backbone's,
     of transformers. Raises OutOfMemoryError where main memory cannot hold it, UsageError and
     DeviceError for options that cannot be met."""
     device = choose_device(request.device)
     context, rope = choose_context(request.max_context, config.get_text_config())
-    needs = MemoryNeeds(found, context, str(device), _free_bytes(device), this_cpu())
+    needs = MemoryNeeds(checkpoint, context, str(device), _free_bytes(device), this_cpu())
     preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
     if is_open and preferred == "fp32" and needs.multiplies_numbers:
@@ -142,9 +142,9 @@ def split_layers(
         parts = needs.at(precision)
         if parts is None:
             return None
-        found = device_map(model, precision, memory, parts)
-        if found is not None:
-            return LayerSplit(precision, found, _why(precision, found, parts))
+        placement = device_map(model, precision, memory, parts)
+        if placement is not None:
+            return LayerSplit(precision, placement, _why(precision, placement, parts))
     return None
 
 
@@ -173,14 +173,14 @@ def device_map(
     limits[gpus[0]] -= parts.heads + parts.step
     kinds = {"fp32": torch.float32, "int8": torch.int8, "nf4": CustomDtype.INT4}
     kept = _not_quantised(model) if precision in ("int8", "nf4") else []
-    found = infer_auto_device_map(
+    placement = infer_auto_device_map(
         model,
         {place: max(0, limit) for place, limit in limits.items()},
         no_split_module_classes=list(model._no_split_modules or ()),
         dtype=kinds.get(precision, torch.float16),
         special_dtypes=dict.fromkeys(kept, torch.float16),
     )
-    return None if "disk" in found.values() else dict(found)
+    return None if "disk" in placement.values() else dict(placement)
 
 
 def _not_quantised(model: Any) -> list[str]:
@@ -199,9 +199,9 @@ def _empty(config: Any) -> Any:
     return model
 
 
-def _why(precision: str, found: Mapping[str, Place], parts: Estimate) -> str:
+def _why(precision: str, placement: Mapping[str, Place], parts: Estimate) -> str:
     counts: dict[Place, int] = {}
-    for place in found.values():
+    for place in placement.values():
         counts[place] = counts.get(place, 0) + 1
     where = ", ".join(
         f"{count} modules on cuda:{place}" if place != "cpu" else f"{count} modules in main memory"

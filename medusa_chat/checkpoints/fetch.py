@@ -50,9 +50,9 @@ def require_decodable(needs: hub.DownloadPlan) -> None:
     its config or its GGUF header."""
     if needs.refusal is None:
         for part in needs.parts:
-            found = backbone_of(hub.HubSource(part.name, part.revision))
-            if found is not None:
-                refuse_unfit(SimpleNamespace(**found.config))
+            backbone = backbone_of(hub.HubSource(part.name, part.revision))
+            if backbone is not None:
+                refuse_unfit(SimpleNamespace(**backbone.config))
 
 
 def _backbone_plan(repo: str) -> hub.DownloadPlan:

@@ -148,30 +148,30 @@ def _repo(where: Path | str, name: str) -> str | None:
 
 
 def _backbone_place(
-    request: LoadRequest, place: Path, found: Contents, base: str | None
+    request: LoadRequest, place: Path, contents: Contents, base: str | None
 ) -> Path | str:
     """The one that --backbone names, else the checkpoint itself, else its base: a folder, a GGUF
     file, or a Hub id."""
-    if request.backbone and (why := found.refuses_backbone):
+    if request.backbone and (why := contents.refuses_backbone):
         raise ModelError(f"{request.checkpoint} {why}")
     if request.backbone:
         return folder_or_repo(request.backbone)
-    if found.backbone is not None:
+    if contents.backbone is not None:
         return place
     folder = folder_of(place)
     if base is not None:
         return _base_place(base, request, folder)
-    if found.heads is None or _has_model(folder, found.heads):
+    if contents.heads is None or _has_model(folder, contents.heads):
         raise ModelError(_no_backbone(folder))
     raise ModelError(
         f"{request.checkpoint} has only Medusa heads and does not name a backbone: "
-        f"give --backbone ID|DIR, a model of hidden size {found.heads.hidden}"
+        f"give --backbone ID|DIR, a model of hidden size {contents.heads.hidden}"
     )
 
 
-def _base(preset: ModelPreset | None, found: Contents) -> str | None:
+def _base(preset: ModelPreset | None, contents: Contents) -> str | None:
     """The base that a checkpoint belongs to: a preset knows better than a config."""
-    return preset.base if preset and preset.base else found.base
+    return preset.base if preset and preset.base else contents.base
 
 
 def _base_place(base: str, request: LoadRequest, folder: Path) -> Path | str:

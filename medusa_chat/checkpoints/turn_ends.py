@@ -34,8 +34,8 @@ def _own_ends(config: Any) -> object:
 
 
 def _listed(ids: object) -> list[int]:
-    found = ids if isinstance(ids, list | tuple) else [ids]
-    return [token for token in found if isinstance(token, int)]
+    listed = ids if isinstance(ids, list | tuple) else [ids]
+    return [token for token in listed if isinstance(token, int)]
 
 
 def _of_template(tokenizer: Any) -> tuple[set[int], set[int]]:

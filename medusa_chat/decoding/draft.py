@@ -100,8 +100,8 @@ def indexed(
     cut = tree.head(nodes).pruned(depth)
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]
-    found = torch.tensor(index, device=device) if len(cut) > 1 else None
-    return TreeTensors.of(cut, device), found
+    tensors = TreeTensors.of(cut, device)
+    return tensors, torch.tensor(index, device=device) if len(cut) > 1 else None
 
 
 def with_chain(
@@ -119,8 +119,8 @@ def with_chain(
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)  # its `text` is written from anywhere, training included
 def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
-    found, index = indexed(tree, nodes, depth, device)
-    heads = found.tree
+    tensors, index = indexed(tree, nodes, depth, device)
+    heads = tensors.tree
     own, width = len(heads), tree.width
     parents, ranks = (0, *range(own, own + count - 1)), (width, *[0] * (count - 1))
     root = torch.zeros(1, dtype=torch.long, device=device)
@@ -199,17 +199,17 @@ class PromptLookup(Autoregressive):
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
-        found, reason = self._follow(min(self.nodes - 1, depth))
-        self._is_drafted = bool(found)
-        if not found:
+        chain, reason = self._follow(min(self.nodes - 1, depth))
+        self._is_drafted = bool(chain)
+        if not chain:
             return replace(self._root, reason=reason)
-        return replace(with_chain(ROOT, 1, 0, found, self._device), reason=reason, sources=())
+        return replace(with_chain(ROOT, 1, 0, chain, self._device), reason=reason, sources=())
 
     def _follow(self, depth: int) -> tuple[Sequence[int], str]:
         """The next tokens by the text, and why so many."""
         if self.budget is None:
-            found = self._text.following(depth)
-            return found, WHOLE if found else self.why
+            tokens = self._text.following(depth)
+            return tokens, WHOLE if tokens else self.why
         guess = self._text.guess(depth)
         allowed = self.budget.allow(guess.reached if guess else ())
         return (guess.tokens[: allowed.nodes - 1], allowed.reason) if guess else ((), self.why)

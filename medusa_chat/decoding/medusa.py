@@ -90,15 +90,15 @@ class Medusa:
     def _allow(self, guess: Guess | None) -> Allowance:
         """What this step may draft, and of what."""
         if self.budget is None:
-            found = self._allowance
+            allowance = self._allowance
         elif self._is_weighed:
             return self.budget.allow(guess.reached if guess else ())
         else:
-            found = self.budget.allow()
+            allowance = self.budget.allow()
         if self._text is None:
-            return found
+            return allowance
         is_taken = guess is not None and (not self._is_recorded or sum(guess.reached) >= SURE)
-        return replace(found, by_text=is_taken and found.nodes > 1)
+        return replace(allowance, by_text=is_taken and allowance.nodes > 1)
 
     def _by_heads(self, depth: int, is_grown: bool) -> Plan:
         """The plan of what the heads may draft, at most `depth` deep. is_grown: `fill` keeps a part

@@ -263,27 +263,27 @@ def compare(
     yield compared(traces["plain"], traces["drafted"], plain_first)
 
 
-def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
+def gap_request(session: Session, comparison: Comparison) -> PeekRequest | None:
     """What to ask for the gap; None where nothing is to be asked. Raises ModelError when the
     model that answered is no longer the one that is loaded."""
-    parts, plain = found.difference, found.plain.token_ids
-    if parts is None or parts.index >= min(len(plain), len(found.drafted.token_ids)):
+    parts, plain = comparison.difference, comparison.plain.token_ids
+    if parts is None or parts.index >= min(len(plain), len(comparison.drafted.token_ids)):
         return None
     model = session.state.model
-    if model is None or (model.name, model.precision) != (found.model, found.precision):
+    if model is None or (model.name, model.precision) != (comparison.model, comparison.precision):
         raise ModelError("another model is loaded now: run both again")
-    both = plain[parts.index], found.drafted.token_ids[parts.index]
-    return PeekRequest((*found.prompt_token_ids, *plain[: parts.index]), tokens=both)
+    both = plain[parts.index], comparison.drafted.token_ids[parts.index]
+    return PeekRequest((*comparison.prompt_token_ids, *plain[: parts.index]), tokens=both)
 
 
-def add_gap(found: Comparison, peek: Peek) -> Comparison:
+def add_gap(comparison: Comparison, peek: Peek) -> Comparison:
     """The comparison with what the model said to `gap_request`."""
     one, two = peek.asked
-    parts, gap = found.difference, None
+    parts, gap = comparison.difference, None
     assert parts is not None
     if one.probability > 0 and two.probability > 0:
         gap = math.log(one.probability) - math.log(two.probability)
-    return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
+    return replace(comparison, difference=Difference(parts.index, one.text, two.text, gap))
 
 
 def _follow(session: Session, ticket: Ticket[Event], begun: Progress) -> Iterator[Progress]:

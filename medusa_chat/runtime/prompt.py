@@ -169,8 +169,8 @@ def encode(
     def render(messages: list[Message]) -> _Rendering:
         return _rendered(loaded, messages, continues, options)
 
-    found, refused = rendered(prompt, render)
-    text, typed, state = found
+    rendering, refused = rendered(prompt, render)
+    text, typed, state = rendering
     refuse_endless(tokenizer, text, context)
     said = loaded.said
     if said is None or not said.begins(text, typed):

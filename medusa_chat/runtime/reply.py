@@ -77,8 +77,8 @@ def _with_plain(
     """The end of an answer with the time of a plain step beside it, where one can be timed."""
     if last.reason in ("error", "cancelled"):
         return last
-    found = plain_step_seconds(loaded, ids, settings, last)
-    return replace(last, stats=replace(last.stats, plain_step_seconds=found))
+    plain_seconds = plain_step_seconds(loaded, ids, settings, last)
+    return replace(last, stats=replace(last.stats, plain_step_seconds=plain_seconds))
 
 
 class _Advice:

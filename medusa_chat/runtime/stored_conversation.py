@@ -101,11 +101,11 @@ class MessageTree:
     @cached_property
     def path(self) -> tuple[Said, ...]:
         """The messages that are shown, the first one first."""
-        found, at = list[Said](), self.leaf
+        messages, at = list[Said](), self.leaf
         while at:
-            found.append(self.said[at])
+            messages.append(self.said[at])
             at = self.said[at].parent
-        return tuple(reversed(found))
+        return tuple(reversed(messages))
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -223,8 +223,8 @@ class StoredConversation:
         title, lines = folded(self.title), (t for one in said for t in (one.content, one.reasoning))
         word = next((word for word in folded(search).split() if word not in title), "")
         for line in (line for text in lines for line in text.splitlines() if word):
-            if (found := folded(line).find(word)) >= 0:
-                at = sum(end <= found for end in accumulate(len(folded(c)) for c in line))
+            if (place := folded(line).find(word)) >= 0:
+                at = sum(end <= place for end in accumulate(len(folded(c)) for c in line))
                 start = max(0, at - BEFORE)
                 cut = line[start : start + AROUND].strip()
                 return f"{'…' if start else ''}{cut}{'…' if start + AROUND < len(line) else ''}"
@@ -280,7 +280,7 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     marked = unicodedata.normalize("NFKD", text.casefold())
-    return HIGH.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0], marked)
+    return HIGH.sub(lambda match: "" if unicodedata.combining(match[0]) else match[0], marked)
 
 
 def holds(words: str, search: str) -> bool:

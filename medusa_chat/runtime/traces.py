@@ -150,12 +150,12 @@ class StepStore:
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """(time of writing, bytes, path) of each."""
-        found = []
+        files = []
         for file in self.folder.glob("*/*.jsonl.gz"):
             with suppress(OSError):
                 facts = os.stat(file)
-                found.append((facts.st_mtime_ns, facts.st_size, file))
-        return found
+                files.append((facts.st_mtime_ns, facts.st_size, file))
+        return files
 
     def _file(self, conversation: str, message: int) -> Path:
         return self.folder / conversation / f"{message}.jsonl.gz"

@@ -177,7 +177,7 @@ def test_a_load_says_what_was_compared(tmp_path, precision, native, monkeypatch)
     notes = opened(write_checkpoint(tmp_path / "model"), precision)[1].info.notes
     said = "; ".join(notes)
     assert "plain steps agree with eager attention in fp32 (logits within" in said
-    is_exact = "a tree step gives plain steps' logits to the bit" in said
+    is_exact = "tree steps give the logits of plain steps bit for bit" in said
     assert is_exact or precision == "fp32"
 
 

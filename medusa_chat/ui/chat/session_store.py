@@ -85,8 +85,8 @@ class SessionStore:
     def open(self, scope: str = OWNER, id: object = "") -> ChatSession:
         """The conversation of this id, or a new one where there is none of this scope. A scope
         that is empty becomes a guest's."""
-        found = self.find(scope, id) if scope else None
-        return found or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
+        session = self.find(scope, id) if scope else None
+        return session or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
 
     def failures(self, scope: str, told: int) -> list[str]:
         """What is wrong with the disk, but for the first ones that the owner was told."""
