@@ -41,9 +41,9 @@ from medusa_chat.errors import ModelError
 
 TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
 # The largest difference that rounding explains, as a share of the largest logit. Measured in 16
-# bits on four models of 135M to 1.5B: 0.013 between our own steps where rows round differently, 0.07
-# or more where a node sees its sibling or a position is off by one; 0.04 from fp32, and 0.2 or more
-# where a norm is off by 10 %.
+# bits on four models of 135M to 1.5B: 0.013 between our own steps where rows round differently,
+# 0.07 or more where a node sees its sibling or a position is off by one; 0.04 from fp32, and 0.2 or
+# more where a norm is off by 10 %.
 FP32_LIMIT = 1e-3
 HALF_LIMIT, HALF_LIMIT_FROM_FP32 = 0.05, 0.1
 WIDENED_AT_ONCE = 2**20  # numbers of a linear's weight, a few MB in fp32

@@ -206,4 +206,4 @@ def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatc
 def test_a_check_that_cannot_be_kept_costs_only_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert "at each load" in tree_check._keep_known(blocked / "checks" / "one.json", 0.01)
+    assert "at each load" in tree_check._write_known(blocked / "checks" / "one.json", 0.01)
