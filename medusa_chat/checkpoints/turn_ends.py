@@ -9,11 +9,11 @@ from medusa_chat.messages import Message
 
 # digits: templates may change letters' case
 ASKED, THOUGHT, SAID, FOLLOWING = "70416093", "38150264", "92643718", "51873940"
-THOUGHTS = (
+THOUGHTS = (  # keys under which templates read reasoning
     "thinking",
     "reasoning_content",
     "reasoning",
-)  # keys under which templates read reasoning
+)
 USER, ANSWER = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
 
 

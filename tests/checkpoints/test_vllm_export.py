@@ -205,7 +205,7 @@ def test_a_gguf_backbone_is_served_as_it_was_converted(tmp_path):
     write_heads(heads, MedusaHeads(3, 32))
     made = exported(heads, tmp_path / "out")
     assert (tmp_path / made.backbone / "config.json").is_file()
-    assert any("a.gguf as it was converted to bf16" in note for note in made.notes)
+    assert any("a.gguf, converted to bf16" in note for note in made.notes)
     lm_head = load_file(tmp_path / made.backbone / "model.safetensors")["lm_head.weight"]
     assert torch.equal(load_file(tmp_path / "out/model.safetensors")["lm_head.weight"], lm_head)
 
