@@ -144,7 +144,7 @@ def serve_requests(pipe: Connection) -> None:
 
 
 def _carry_out(pipe: Connection, worker: Any, request: Request[Any]) -> End:
-    """Send the results of a request -> how it ended. Raises OSError and EOFError for a broken pipe."""
+    """Send the results of a request -> how it ended. Raises OSError, EOFError on a broken pipe."""
     try:
         _send(pipe, worker.handle(request, lambda: _is_stop_sent(pipe)))
     except MedusaChatError as error:
