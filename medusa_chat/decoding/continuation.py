@@ -70,7 +70,7 @@ class Continuation:
         return Guess(tuple(tokens), tuple(rates), tuple(reached))
 
     def following(self, count: int) -> Sequence[int]:
-        """The next `count` tokens of the match, at most DEPTH; none if the first is too improbable."""
+        """The next `count` tokens of the match, at most DEPTH; none if improbable."""
         rate = self._rates[min(self._length, len(PRIOR) - 1)]
         return self._followed(min(count, DEPTH)) if rate >= LEAST else ()
 
