@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backbone import Backbone
@@ -25,11 +26,11 @@ from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
     UNCHANGED,
     WIDEST_PANEL,
-    Blocks,
     NativeLinear,
+    StoredRows,
     WeightStorage,
-    pack_blocks,
     pack_floats,
+    pack_rows,
 )
 from medusa_chat.decoding.backends.parity import agrees, share
 from medusa_chat.decoding.backends.replacements import is_plain_layer
@@ -354,7 +355,7 @@ class NativeHeads(nn.Module):
     much, and with exact acceptance no text depends on what is drafted."""
 
     def __init__(
-        self, heads: MedusaHeads, library: NativeLibrary, table: Blocks | None = None
+        self, heads: MedusaHeads, library: NativeLibrary, table: StoredRows | None = None
     ) -> None:
         """table: the backbone's LM head if it is quantised, as the shortlist's rows are then."""
         super().__init__()
@@ -388,7 +389,9 @@ class NativeHeads(nn.Module):
             and matrices.dtype == torch.bfloat16
             and matrices.shape[2] % WIDEST_PANEL == 0
         ):
-            packed = pack_blocks(Blocks.of(matrices.flatten(0, 1)), self._library.panel_width)
+            spare = -matrices.shape[1] % self._library.panel_width
+            rows = StoredRows.of(F.pad(matrices, (0, 0, 0, spare)).flatten(0, 1))
+            packed = pack_rows([rows], rows.outs, self._library)
             assert packed is not None
             return packed
         return pack_floats(matrices, self._library.panel_width)
@@ -489,12 +492,12 @@ def attach(
     head: Any = backbone.lm_head.linear
     is_tied = head.weight is backbone.model.get_input_embeddings().weight
     place, weight = "model.embed_tokens" if is_tied else "lm_head", head.weight.detach()
-    table = storage([f"{place}.weight"], weight)
+    table = storage(f"{place}.weight", weight)
     lm_head = NativeLinear(head, library, table)
     backbone.lm_head.linear = lm_head
     backbone.model.set_output_embeddings(lm_head)
     if heads is not None and heads.weight.dtype == backbone.dtype:
-        heads.twin = NativeHeads(heads, library, table if isinstance(table, Blocks) else None)
+        heads.twin = NativeHeads(heads, library, table if isinstance(table, StoredRows) else None)
     return NativeStep(backbone, native, library)
 
 
