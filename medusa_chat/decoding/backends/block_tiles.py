@@ -1,4 +1,4 @@
-"""Block tiles: a tensor of a GGUF file laid out once for kernels/blocks.cu, in the file's own bytes.
+"""Block tiles: a GGUF tensor laid out once for kernels/blocks.cu, in the same bytes.
 
 Sixteen outputs lie together, and of them one unit of inputs after another: 64, or the 256 of a
 K-quant, whose scales share a number. A unit is a tile: planes of the codes' 4 (or 8) lower bits, of

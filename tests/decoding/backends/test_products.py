@@ -22,7 +22,8 @@ from itertools import product
 from medusa_chat.decoding.backends.kernels import cuda_programs, products
 limits = {limits}
 made = []
-for (card, most), bits, eights, is_bf16 in product(limits.items(), (4, 8), cuda_programs.EIGHTS, (0, 1)):
+kinds = list(product((4, 8), cuda_programs.EIGHTS, (0, 1)))
+for (card, most), (bits, eights, is_bf16) in product(limits.items(), kinds):
     if is_bf16 and card != 90:
         continue
     asked, _ = products.geometry(eights, bits, most)
