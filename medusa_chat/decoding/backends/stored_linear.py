@@ -4,7 +4,7 @@ For 1 to 64 rows by our CUDA kernel (kernels/blocks.py), where it runs and agree
 and for the many rows of a prompt, a part of the weight at a time is unpacked by torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -28,6 +28,7 @@ from medusa_chat.decoding.backends.parity import agrees, largest, share
 
 Stored = BlockTiles | Tensor  # of a type that the kernel does not know: [outs, ins] in 16 bits
 MOST_ROWS = 64
+PIECE_ROWS = 4096  # of a file that are brought to the device at a time
 TOLERANCE = 2e-2  # of half precision against its reference in fp32, of the largest output
 INSTEAD = "blocks of {} are unpacked in every step"
 COMPILERS = 4  # programs at a time
@@ -197,6 +198,49 @@ def _in_pieces(type: int, rows: Tensor, ins: int) -> Tensor:
     starts = range(0, len(rows), step)
     parts = [BlockTiles.of(type, rows[start : start + step], ins).data for start in starts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@torch.no_grad()
+def store_linears(
+    model: Any, rows_of: Callable[[str, Tensor], Any], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Replace every empty linear of a model by a StoredLinear on `device`, and its embedding where
+    that is empty. rows_of: (name of a weight, the empty weight) -> StoredRows
+    (native_weights.py) or a matrix of floats."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head.weight is embedding.weight
+    table = None
+    if embedding.weight.is_meta:
+        name = _name_of(model, embedding)
+        table = _stored(rows_of(f"{name}.weight", embedding.weight), device, dtype)
+        scale = getattr(embedding, "embed_scale", None)
+        held = scale.to(device) if isinstance(scale, Tensor) else scale
+        held = torch.tensor(held, device=device) if isinstance(held, float) else held
+        model.set_input_embeddings(StoredEmbedding(table, dtype, held))
+    for name, linear in list(model.named_modules()):
+        if type(linear) is not nn.Linear or not linear.weight.is_meta:
+            continue
+        if linear is head and is_tied and table is not None:
+            stored = table
+        else:
+            stored = _stored(rows_of(f"{name}.weight", linear.weight), device, dtype)
+        bias = None if linear.bias is None else linear.bias.detach()
+        model.set_submodule(name, StoredLinear([stored], bias, dtype))
+
+
+def _stored(found: Any, device: torch.device, dtype: torch.dtype) -> Stored:
+    """StoredRows laid out on a device; of a type that the kernel does not know, or floats, in
+    `dtype`."""
+    if isinstance(found, Tensor):
+        return found.to(device, dtype)
+    if found.type not in KINDS:
+        unpacked: Tensor = found.values().to(device, dtype)
+        return unpacked
+    return laid_out_rows(found.type, found.data.split(PIECE_ROWS), found.ins, device)
+
+
+def _name_of(model: nn.Module, module: nn.Module) -> str:
+    return next(name for name, one in model.named_modules() if one is module)
 
 
 def use_kernels(model: nn.Module) -> list[str]:
