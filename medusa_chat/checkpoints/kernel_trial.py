@@ -50,6 +50,7 @@ UNMEASURED = frozenset(
 )
 
 CHOICES = "kernels"  # in the data folder: a file for each card that was timed
+CODE = "machine-code"  # folder of the data: our CUDA C++ as it was compiled for a card
 MARKS = "kernels"  # in the state folder: a file for each kernel being tried
 ROWS, COLUMNS = 16, 4096  # the part of the LM head's product that is compared
 TOLERANCE = 1e-3  # its largest difference from fp32, as a share of the largest number

@@ -158,7 +158,8 @@ class BlockTiles:
         values = numbers.unflatten(2, (-1, kind.group)) * scales.unsqueeze(3)
         if floors is not None:
             values += floors.unsqueeze(3)
-        return values.flatten(1)[:, : self.ins]
+        found: Tensor = values.flatten(1)[:, : self.ins]
+        return found
 
 
 # ------------------------------------------------------------------------------ from and to planes
@@ -188,13 +189,15 @@ def threaded(kind: BlockKind, codes: Tensor) -> Tensor:
     """Codes [n, units, unit] in their order -> [n, units, blocks of BLOCK, 4 threads, 16]."""
     each = kind.group // 4  # inputs that a thread has of a group
     groups = codes.unflatten(2, (-1, BLOCK // kind.group, 4, each))
-    return groups.transpose(3, 4).flatten(4)
+    found: Tensor = groups.transpose(3, 4).flatten(4)
+    return found
 
 
 def in_order(kind: BlockKind, codes: Tensor) -> Tensor:
     """The reverse of `threaded`."""
     each = kind.group // 4
-    return codes.unflatten(4, (-1, each)).transpose(3, 4).flatten(2)
+    found: Tensor = codes.unflatten(4, (-1, each)).transpose(3, 4).flatten(2)
+    return found
 
 
 def split_codes(kind: BlockKind, codes: Tensor) -> list[Tensor]:
@@ -233,7 +236,8 @@ def merged_codes(kind: BlockKind, planes: list[Tensor]) -> Tensor:
         shifts = torch.arange(0, 8, wide, dtype=torch.uint8, device=low.device)
         upper = planes[1].unsqueeze(-1) >> shifts & (1 << wide) - 1
         pairs = pairs | upper.flatten(-2).unflatten(-1, (2, 8)).transpose(-1, -2) << 4
-    return pairs.flatten(-2)
+    found: Tensor = pairs.flatten(-2)
+    return found
 
 
 def _packed_bits(numbers: Tensor, wide: int) -> Tensor:

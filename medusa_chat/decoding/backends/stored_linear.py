@@ -39,6 +39,9 @@ class StoredLinear(nn.Module):
     dtype. parts: weights whose outputs lie side by side, each of a type of its own; bias: [outs] or
     None; dtype: of the model. is_own: whether our kernel multiplies a few rows."""
 
+    weight: Tensor  # empty: some layers ask a linear its dtype
+    bias: Tensor | None
+
     def __init__(self, parts: Sequence[Stored], bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.parts = _joined(parts)
@@ -54,7 +57,6 @@ class StoredLinear(nn.Module):
         self.outs = self.out_features = sum(self.sizes)
         self.in_features = self.ins
         self.is_own = False
-        self.bias: Tensor | None
 
     @classmethod
     def joined(cls, linears: "Sequence[StoredLinear]") -> "StoredLinear":
@@ -113,6 +115,9 @@ class StoredEmbedding(nn.Module):
     """An embedding whose table stays as a GGUF file has it: int64 [...] -> [..., d] in a dtype.
     scale: what a family multiplies by (Gemma), or None."""
 
+    weight: Tensor  # empty: it has the dtype
+    scale: Tensor | None
+
     def __init__(self, table: Stored, dtype: torch.dtype, scale: Tensor | None = None) -> None:
         super().__init__()
         self.table = table
@@ -124,7 +129,8 @@ class StoredEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] -> [..., d]; it never waits for the device."""
-        found = _rows(self.table, ids.flatten()).to(self.weight.dtype).unflatten(0, ids.shape)
+        rows = _rows(self.table, ids.flatten()).to(self.weight.dtype)
+        found: Tensor = rows.unflatten(0, ids.shape)
         return found if self.scale is None else found * self.scale.to(found.dtype)
 
 
@@ -240,7 +246,8 @@ def _stored(found: Any, device: torch.device, dtype: torch.dtype) -> Stored:
 
 
 def _name_of(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, one in model.named_modules() if one is module)
+    found: str = next(name for name, one in model.named_modules() if one is module)
+    return found
 
 
 def use_kernels(model: nn.Module) -> list[str]:
