@@ -24,7 +24,7 @@ from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
-News = tuple[LoadPhase, None]  # what is told while a checkpoint is fetched or converted
+News = tuple[LoadPhase, None]  # what is told while a checkpoint is fetched
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Checkpoint:
     tokenizer and the files of `weights`, or with a GGUF file that holds all of them. notes: a
     sentence for each decision. template: ours for the checkpoint's id or its base's,
     where we have one. repo: what the backbone was had by on the Hub, with its GGUF file where
-    one was named. original: the GGUF file that the backbone was converted from. is_own:
-    whether the backbone is what the checkpoint's name means.
+    one was named. written: a folder with the settings of a GGUF file. is_own: whether the
+    backbone is what the checkpoint's name means.
     """
 
     name: str
@@ -49,15 +49,18 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     template: KnownTemplate | None = None
     repo: str | None = None
-    original: Path | None = None
+    written: Path | None = None
     is_own: bool = False
 
     @property
     def source(self) -> Path:
-        """The backbone before anything was converted: a folder, or a GGUF file."""
-        if self.weights.stored:
-            return self.backbone / self.weights.files[0]
-        return self.original or self.backbone
+        """The backbone: a folder, or a GGUF file."""
+        return self.backbone / self.weights.files[0] if self.weights.stored else self.backbone
+
+    @property
+    def settings(self) -> Path:
+        """The folder with the backbone's config and tokenizer."""
+        return self.written or self.backbone
 
     @property
     def base(self) -> str:

@@ -315,7 +315,8 @@ def _of_cpu_layout(packed: Tensor, state: Any) -> Tensor:
 def _known_file(found: Checkpoint, precision: str, backend: StepBackend) -> Path:
     """The file of this model's check; it need not exist."""
     backbone = backend.backbone
-    files = [found.backbone / name for name in ("config.json", *found.weights.files)]
+    files = [found.backbone / name for name in found.weights.files]
+    files += [] if found.weights.stored else [found.backbone / "config.json"]
     if found.adapter is not None:
         files += [found.adapter, found.adapter.with_name(CONFIG)]
     facts = [

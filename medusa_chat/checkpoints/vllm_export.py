@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.fetch import fetch
-from medusa_chat.checkpoints.gguf_backbone import converted
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import (
     LAYER,
     LM_HEAD,
@@ -29,13 +29,16 @@ from medusa_chat.checkpoints.head_weights import (
     read_heads,
     tensors_of,
 )
+from medusa_chat.checkpoints.kept_copies import ABOUT
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.weights import read_lm_head, weight_files
+from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.weights import config_of, read_lm_head, read_model, weight_files
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError, first_line
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
+from medusa_chat.units import gb
 
 BACKBONE = "backbone"  # the folder below, where the backbone is written too
 SETTINGS = (".json", ".jinja", ".model", ".txt")  # endings of what stands beside the weights
@@ -121,7 +124,8 @@ def export_vllm(
     request: LoadRequest, output: Path
 ) -> Iterator[tuple[LoadPhase, VllmExport | None]]:
     """Write the heads of a checkpoint as vLLM reads them, phase by phase (messages.LoadPhase); the
-    last is "ready" with what was written. A GGUF file is converted to bf16 first.
+    last is "ready" with what was written. The backbone in a GGUF file is written in bf16 beside
+    them, for vLLM reads no packed weights so; its size is told first.
 
     Raises UsageError where `output` exists, ModelError for heads that vLLM cannot express,
     MedusaChatError where they cannot be written; no partial folder stays."""
@@ -131,11 +135,19 @@ def export_vllm(
     yield LoadPhase("resolve"), None
     found = yield from fetch(request)
     _refuse(found)
-    found = yield from converted(found, "bf16")
-    yield LoadPhase("read"), None
+    found = with_settings(found)
+    yield LoadPhase("read", note=_unpacking(found)), None
     heads, notes = _read(found)
     size = _write(output, found, heads)
     yield LoadPhase("ready"), _described(output, size, found, heads, notes)
+
+
+def _unpacking(found: Checkpoint) -> str:
+    """What is written of a GGUF file; empty for none."""
+    if not found.weights.stored:
+        return ""
+    size = gb(2 * sizes(found.weights.config).parameters)
+    return f"{found.source.name} is unpacked to bf16, for vLLM: {size} in memory and on the disk"
 
 
 def _refuse(found: Checkpoint) -> None:
@@ -154,7 +166,7 @@ def _refuse(found: Checkpoint) -> None:
 
 def _read(found: Checkpoint) -> tuple[VllmHeads, list[str]]:
     """The heads in vLLM's terms, and notes."""
-    config = weights.config_of(found)
+    config = config_of(found)
     heads, notes = read_heads(found, config)
     assert heads is not None
     vocabulary = int(config.get_text_config().vocab_size)
@@ -173,7 +185,7 @@ def _write(output: Path, found: Checkpoint, heads: VllmHeads) -> int:
     """Write the folder whole or not at all; its bytes."""
 
     def fill(folder: Path) -> None:
-        own = has_heads_beside(found)
+        own = writes_backbone(found)
         base = BACKBONE if own else found.repo or str(found.source.resolve())
         config = {**heads.config, "base_model_name_or_path": base}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
@@ -198,13 +210,12 @@ def _described(
     output: Path, size: int, found: Checkpoint, heads: VllmHeads, notes: list[str]
 ) -> VllmExport:
     served = str(found.backbone.resolve())
-    if has_heads_beside(found):
+    if writes_backbone(found):
         served = str(output / BACKBONE)
-        notes.append(
-            f"{served} is the backbone without its heads: vLLM would take them for its weights"
-        )
-    elif found.original is not None:
-        notes.append(f"the backbone is {found.original.name} as it was converted to bf16 here")
+        why = "the backbone without its heads: vLLM would take them for its weights"
+        if found.weights.stored:
+            why = f"{found.source.name} unpacked to bf16"
+        notes.append(f"{served} is {why}")
     elif found.repo is not None:
         served = found.repo
     config = heads.config
@@ -214,6 +225,11 @@ def _described(
 
 def _exists(output: Path) -> UsageError:
     return UsageError(f"{output} exists: give another DIR, or move it away")
+
+
+def writes_backbone(found: Checkpoint) -> bool:
+    """Whether the backbone is written beside the heads."""
+    return bool(found.weights.stored) or has_heads_beside(found)
 
 
 def has_heads_beside(found: Checkpoint) -> bool:
@@ -228,6 +244,9 @@ def write_plain_backbone(folder: Path, found: Checkpoint) -> None:
     as safetensors, file by file, without the tensors of the heads. Raises OSError and
     SafetensorError."""
     folder.mkdir()
+    if found.weights.stored:
+        _write_unpacked(folder, found)
+        return
     for file in sorted(found.backbone.iterdir()):
         is_setting = file.suffix in SETTINGS and not file.name.endswith(INDEX)
         if is_setting and file.is_file() and file.name != CALIBRATION_FILE:
@@ -239,6 +258,15 @@ def write_plain_backbone(folder: Path, found: Checkpoint) -> None:
     if set(places.values()) != {"model.safetensors"}:
         index = {"metadata": {}, "weight_map": places}
         (folder / f"model.safetensors{INDEX}").write_text(json.dumps(index), "utf-8")
+
+
+def _write_unpacked(folder: Path, found: Checkpoint) -> None:
+    """Write the model of a GGUF file in bf16, with its settings."""
+    model = read_model(found, config_of(found), "bf16", torch.device("cpu"))
+    model.save_pretrained(folder)
+    for file in found.settings.iterdir():
+        if file.suffix in SETTINGS and file.name != ABOUT:
+            shutil.copyfile(file, folder / file.name)
 
 
 def _without_heads(target: Path, file: Path, found: Checkpoint) -> list[str]:

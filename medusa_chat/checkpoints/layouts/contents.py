@@ -134,7 +134,8 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
         bytes=sum(folder.sizes[file] for file in files),
         has_tokenizer=True,
         stored=header.quantisation,
-        kept=header.kept_bytes,
+        packed=header.packed_bytes,
+        wide=header.wide_weights,
         notes=tuple(filter(None, (why, unknown_split(header.metadata)))),
     )
 

@@ -29,8 +29,16 @@ TYPES = {
     **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56)},
     **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
 }
-# type -> bytes of 32 weights as our C code keeps them (decoding/backends/kernels/weights.h)
-KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
+# what llama.cpp's quantiser calls its mixtures of types, by general.file_type
+MIXTURES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K"},
+    **{11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S"},
+    **{17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS"},
+    **{23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S"},
+    **{29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
+}
+MIXTURE = "general.file_type"
+TABLES = ("token_embd.weight", "output.weight")  # often of another type than the layers
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,11 @@ class Placed:
     bytes: int
     file: str = ""
 
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether it is a matrix of quantised blocks. Stacks of several are none."""
+        return len(self.shape) == 2 and TYPES[self.type][1] > 1
+
 
 @dataclass(frozen=True)
 class GgufHeader:
@@ -54,26 +67,30 @@ class GgufHeader:
     tensors: Mapping[str, Placed]
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of the matrices as our C code keeps them, without an embedding that is not the LM
-        head; 0 where none of them has such blocks."""
-        tensors = dict(self.tensors)
-        if "output.weight" in tensors:
-            tensors.pop("token_embd.weight", None)
-        matrices = [(one.type, math.prod(one.shape)) for one in tensors.values() if one.shape[1:]]
-        if not any(kind in KEPT for kind, _ in matrices):
-            return 0
-        return sum(
-            count * KEPT[kind] // 32 if kind in KEPT else 2 * count for kind, count in matrices
-        )
+    def packed_bytes(self) -> int:
+        """Bytes of the matrices in blocks, which lie in memory as they are; 0 where all is
+        floats."""
+        return sum(one.bytes for one in self.tensors.values() if one.is_in_blocks)
+
+    @property
+    def wide_weights(self) -> int:
+        """Weights of all else, which lies in memory in 16 bits."""
+        rest = (one for one in self.tensors.values() if not one.is_in_blocks)
+        return sum(math.prod(one.shape) for one in rest)
 
     @property
     def quantisation(self) -> str:
-        """The name of the type that most of the weights have."""
+        """What the file's mixture of types is called; where it does not say so, the type that most
+        bytes of the layers have."""
+        kinds = {TYPES[one.type][0] for one in self.tensors.values() if one.shape[1:]}
+        told = MIXTURES.get(self.metadata.get(MIXTURE, -1), "")
+        if told and any(told.startswith(kind) for kind in kinds):
+            return told
         sizes: dict[str, int] = {}
-        for tensor in self.tensors.values():
+        inside = {name: one for name, one in self.tensors.items() if name not in TABLES}
+        for tensor in (inside or self.tensors).values():
             name = TYPES[tensor.type][0]
-            sizes[name] = sizes.get(name, 0) + math.prod(tensor.shape)
+            sizes[name] = sizes.get(name, 0) + tensor.bytes
         return max(sizes, key=lambda name: sizes[name])
 
 

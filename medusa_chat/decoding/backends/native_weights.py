@@ -131,7 +131,10 @@ def _nearest_nibbles(x: Tensor) -> tuple[Tensor, ...]:
 
 class WeightStorage:
     """How the weights of a model are stored in memory where the C library multiplies them:
-    unchanged, or in a dtype, to which the rest of the model is then converted too."""
+    unchanged, or in a dtype, to which the rest of the model is then converted too. bytes: of what
+    it holds itself, and the model does not."""
+
+    bytes = 0
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
@@ -281,7 +284,7 @@ class NativeLinear(nn.Module):
                 self.weights, self.panels = packed
                 if agrees(WRONG_PRODUCT, lambda: self.off_by(sample), TOLERANCE):
                     return
-            stored = None
+            stored = stored.values(slice(None)).bfloat16() if linear.weight.is_meta else None
         whole = linear.weight if stored is None else stored
         self.weights, self.panels = pack_floats(whole, library.panel_width)
 
@@ -311,6 +314,15 @@ class NativeLinear(nn.Module):
         for part in unpacked(self.weights, self.panels, self.ins, self._library.panel_width):
             yield part[:left]
             left -= len(part)
+
+    def rows(self, places: Tensor) -> Tensor:
+        """The weight of the outputs `places` int64 [n]: float32 [n, ins]."""
+        found, start = torch.empty(len(places), self.ins), 0
+        for part in self.weight_parts():
+            here = (places >= start) & (places < start + len(part))
+            found[here] = part[places[here] - start]
+            start += len(part)
+        return found
 
     def product(self, x: Tensor) -> Tensor:
         """float32 [m, ins], contiguous -> float32 [m, outs]."""
@@ -342,6 +354,10 @@ def layer_packer(
     the layer: one by one, so that no weight has to be in memory twice. None, with a warning, where
     a product by C differs from PyTorch's."""
     first = model.get_decoder().layers[0].self_attn.o_proj
+    weight = first.weight.detach()
+    if weight.is_meta:  # of a file that is read only as its layers are packed
+        weight = torch.randn(SAMPLE, weight.shape[1], generator=torch.Generator().manual_seed(1))
+        first = SimpleNamespace(weight=weight.bfloat16(), bias=None)
     weight = first.weight.detach().to(storage.dtype or first.weight.dtype)
     trial = NativeLinear(first, library, weight)
     if not agrees(DISABLED, lambda: trial.off_by(weight), TOLERANCE):
@@ -379,7 +395,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
 def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage) -> int:
     """Replace the linears of a model of any family, but for its LM head, by NativeLinears where
-    `storage` quantises them -> how many."""
+    `storage` quantises them -> how many. Those that are empty get what it has of them."""
     head, count = model.get_output_embeddings(), 0
     for name, module in list(model.named_modules()):
         linear: Any = module
@@ -392,6 +408,8 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
                 quantised.weight = linear.weight.new_empty(0)  # some layers ask a linear its dtype
                 model.set_submodule(name, quantised)
                 count += 1
+            elif linear.weight.is_meta:
+                linear.weight = nn.Parameter(blocks, requires_grad=False)
     return count
 
 
