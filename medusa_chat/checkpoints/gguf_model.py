@@ -31,7 +31,7 @@ def gguf_model(
     model = empty_gguf_model(found, config, dtype)
     weights.refuse_unlike(model)
     wide = _kept_wide(model, dtype)
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     linears = {f"{name}.weight" for name, m in model.named_modules() if type(m) is nn.Linear}
     for place in weights.shapes:
         is_wide = wide is not None and wide.search(place)
@@ -39,8 +39,8 @@ def gguf_model(
             continue
         values = weights.floats(place, torch.float32 if is_wide else dtype)
         _put(model, place, values.to(device))
-    if tied:
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    if f"{_name_of(model, head)}.weight" not in weights.shapes:
+        head.weight = embeddings.weight
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)

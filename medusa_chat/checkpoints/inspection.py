@@ -37,8 +37,8 @@ class Inspection:
     is_here: whether it can be loaded without a download. memory: by precision, for `context` tokens
     and a tree of `nodes`; empty where the backbone's config is not in reach. problems: what would
     stop a load, each with its remedy. stored: what the types of a GGUF file are called.
-    usual_context: the default context of a load, in tokens. auto: the precision that a load takes by itself on this
-    machine, empty where that was not asked or none fits."""
+    usual_context: the default context of a load, in tokens. auto: the precision that a load takes
+    by itself on this machine, empty where that was not asked or none fits."""
 
     name: str
     heads: HeadsFile | None

@@ -9,13 +9,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from medusa_chat.checkpoints.gguf_backbone import GgufWeights, converted_folder
 from safetensors.torch import load_file
 from support.gguf_families import NAMES
 from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
 from medusa_chat.checkpoints import device_plan, devices, native_build
-from medusa_chat.checkpoints.gguf_backbone import GgufWeights, converted_folder
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
 from medusa_chat.checkpoints.layouts.source import LocalFolder

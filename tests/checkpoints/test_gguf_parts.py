@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from safetensors.torch import load_file
 from support.checkpoints import write_heads
 from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
+
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from support.gguf_models import tiny_model, write_gguf
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.gguf_files import local_files
 from medusa_chat.messages import LoadPhase, LoadRequest
