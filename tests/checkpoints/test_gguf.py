@@ -173,8 +173,8 @@ def test_a_quantised_file_is_the_model_quantised_answers_and_takes_what_was_esti
             is_turned = family == "gpt_oss" and tensor.dim() == 3
             rows = tensor.transpose(1, 2).contiguous() if is_turned else tensor
             stored = gguf.quantize(rows.numpy(), gguf.GGMLQuantizationType.Q8_0)
-            read = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
-            wanted = read.transpose(1, 2) if is_turned else read
+            plain = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
+            wanted = plain.transpose(1, 2) if is_turned else plain
             assert torch.equal(found[name], wanted), name
 
 
