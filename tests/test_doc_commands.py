@@ -120,10 +120,12 @@ ELSEWHERE = {
     "[--parts 7b-fp16,generate] [--model CHECKPOINT,BACKBONE]": GPU,
     "medusa-chat bench --rounds 6": LONG,
     "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,
-    "medusa-chat bench --study peers": LONG,
-    "medusa-chat bench --study peers --checkpoint smollm2 --backbone FILE.gguf "
-    "--prompts FILE.jsonl --questions 20 --rounds 2 --llama-cpp PYTHON --vllm PYTHON "
-    "--vllm-heads DIR --output peers.json": LONG,
+    "medusa-chat bench --study peers --file FILE.gguf --file ANOTHER.gguf --output "
+    "peers.json": LONG,
+    "medusa-chat bench --study vllm": LONG,
+    "medusa-chat bench --study vllm --checkpoint smollm2 --backbone FILE.gguf "
+    "--prompts FILE.jsonl --questions 20 --rounds 2 --vllm PYTHON --vllm-heads DIR "
+    "--output vllm.json": LONG,
     "medusa-chat bench --study exactness": LONG,
     "medusa-chat bench --study exactness --checkpoint smollm2 --backbone FILE.gguf "
     "--prompts FILE.jsonl --max-new-tokens 256 --output exactness.json": LONG,
