@@ -6,7 +6,7 @@ import pytest
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from support.gguf_models import ROWS, tiny_model, write_gguf
 from support.loading import answer
 
@@ -35,7 +35,7 @@ def file_of(folder, **options):
 
 
 def tokenizer_of(path):
-    folder = converted_folder(Checkpoint.find(LoadRequest(str(path))), "fp32").backbone
+    folder = with_settings(Checkpoint.find(LoadRequest(str(path)))).settings
     return read_tokenizer(folder, ROWS)
 
 

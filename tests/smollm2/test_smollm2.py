@@ -1,4 +1,4 @@
-"""A real model: converted from its GGUF file, answering with the heads that ship for it, and had in
+"""A real model: its GGUF file as it is, answering with the heads that ship for it, and had in
 the page by one click."""
 
 import gguf
@@ -39,9 +39,9 @@ PROMPTS = (
 NAMES = {"token_embd": "embed_tokens", "blk.7.ffn_up": "layers.7.mlp.up_proj"}
 
 
-def test_weights_are_those_of_the_file(real_gguf, converted):
+def test_weights_are_those_of_the_file(real_gguf, unpacked):
     reader = {tensor.name: tensor for tensor in gguf.GGUFReader(real_gguf).tensors}
-    ours = load_file(converted / "model.safetensors")
+    ours = load_file(unpacked / "model.safetensors")
     assert len(ours) == len(reader)
     for theirs, name in NAMES.items():
         tensor = reader[f"{theirs}.weight"]
@@ -68,11 +68,11 @@ def test_the_chat_template_is_the_models_and_its_turn_ends(model):
 
 
 @pytest.mark.parametrize(
-    ("model", "mode"), [("fp32", "greedy"), *(("bf16", mode) for mode in MODES)], indirect=["model"]
+    ("model", "mode"), [("fp32", "greedy"), *(("file", mode) for mode in MODES)], indirect=["model"]
 )
-def test_every_drafter_gives_the_text_of_plain_decoding(model, converted, mode):
+def test_every_drafter_gives_the_text_of_plain_decoding(model, unpacked, mode):
     """As `bench --study exactness` says it; in fp32 with transformers beside it."""
-    request, settings = LoadRequest(NAME, str(converted), device="cpu"), MODES[mode]
+    request, settings = LoadRequest(NAME, str(unpacked), device="cpu"), MODES[mode]
     context = BenchContext(request, model, "auto", 1, 24, lambda message: None)
     runs = answers(context, [question_of(context, text) for text in PROMPTS], settings)
     for drafter in DRAFTERS:
@@ -101,10 +101,10 @@ def test_a_long_text_is_read_and_continued_as_plain_decoding_does(model):
 
 
 @pytest.fixture(scope="module")
-def page(converted, place):
+def page(unpacked, place):
     """The page with the demo, and a Hub that has the real model."""
     patch = pytest.MonkeyPatch()
-    with serving({BASE: HubRepo(repo_files(converted))}) as running:
+    with serving({BASE: HubRepo(repo_files(unpacked))}) as running:
         use(running, patch, place)
         session = Session(InProcess())
         session.submit(LoadRequest(device="cpu"))
