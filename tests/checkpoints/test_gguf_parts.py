@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from medusa_chat.checkpoints.gguf_rows import FileRows
-from medusa_chat.checkpoints.gguf_settings import with_settings
-from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from support.checkpoints import write_heads
 from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
 from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints.gguf_rows import FileRows
+from medusa_chat.checkpoints.gguf_settings import with_settings
+from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint

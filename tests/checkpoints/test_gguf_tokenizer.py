@@ -6,10 +6,10 @@ import pytest
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
-from medusa_chat.checkpoints.gguf_settings import with_settings
 from support.gguf_models import ROWS, tiny_model, write_gguf
 from support.loading import answer
 
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint

@@ -5,11 +5,11 @@ are the models' own, elsewhere what these give by hand."""
 import json
 
 import pytest
-from medusa_chat.checkpoints.gguf_settings import with_settings
 from support import gguf_models
 from support.gguf_models import tiny_model, write_gguf
 from transformers import AutoTokenizer
 
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.layouts.text_splits import BEGUN, RULES, SPLITS, UNSPLIT, WHOLE
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.cli.main import main

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from medusa_chat.checkpoints.gguf_settings import with_settings
 
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -47,7 +47,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def unpacked(real_gguf: Path, place: Path) -> Path:
     """The model as it is published: a folder with bf16 weights."""
-    write_plain_backbone(place / "model", with_settings(Checkpoint.find(LoadRequest(str(real_gguf)))))
+    write_plain_backbone(
+        place / "model", with_settings(Checkpoint.find(LoadRequest(str(real_gguf))))
+    )
     return place / "model"
 
 

@@ -1,5 +1,5 @@
-"""GGUF files in the Models tab: those of other programs are found, looked at, loaded, and what earlier
-versions made of them is deleted, by the owner alone."""
+"""GGUF files in the Models tab: those of other programs are found, looked at, loaded, and what
+earlier versions made of them is deleted, by the owner alone."""
 
 import json
 import os
@@ -7,13 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
 from support.gguf_models import old_copy, tiny_model, write_gguf
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.gguf_files import local_files
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
@@ -162,16 +160,13 @@ def test_a_click_loads_the_file_and_tells_what_it_unpacks(controller, home):
     assert "/home/me" not in status_line(state, is_guest=True)
 
 
-def test_what_earlier_versions_converted_is_deleted_and_the_file_stays(controller, home, monkeypatch):
+def test_an_old_conversion_is_deleted_and_the_file_stays(controller, home, monkeypatch):
     told = []
     monkeypatch.setattr("gradio.Info", told.append)
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
     old_copy(path)
     row = row_of(controller, "tiny-Q8_0.gguf")
-    assert (
-        row["delete"].startswith("Delete copy: ")
-        and "the model itself stays" in row["deletion"]
-    )
+    assert row["delete"].startswith("Delete copy: ") and "the model itself stays" in row["deletion"]
     assert "converted by an earlier version" in dict(row["facts"])["old copy"]
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
     assert " freed." in told[0] and path.is_file() and not kept_copies.kept()
