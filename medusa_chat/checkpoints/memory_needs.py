@@ -149,7 +149,8 @@ def estimate_file(
 ) -> Estimate:
     """The same of a GGUF file that is used as it is, on a CPU. Raises ModelError."""
     size = sizes(files.config)
-    table = 2 * size.vocabulary * size.hidden
+    table = 2 * size.vocabulary * size.hidden  # of embeddings, beside an LM head
+    table -= 0 if size.is_tied else files.table
     is_native = runs_in_c(size, "bf16", cpu)
     return Estimate(
         weights=files.packed + 2 * files.wide + table,

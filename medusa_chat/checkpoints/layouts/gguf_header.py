@@ -29,6 +29,10 @@ TYPES = {
     **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56)},
     **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
 }
+# type -> bytes of 32 weights as our C code lays them out (decoding/backends/kernels/weights.h); of
+# all others it takes 16 bits
+KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
+WIDE = 64
 # what llama.cpp's quantiser calls its mixtures of types, by general.file_type
 MIXTURES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K"},
@@ -38,7 +42,8 @@ MIXTURES = {
     **{29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
 }
 MIXTURE = "general.file_type"
-TABLES = ("token_embd.weight", "output.weight")  # often of another type than the layers
+EMBEDDINGS = "token_embd.weight"
+TABLES = (EMBEDDINGS, "output.weight")  # often of another type than the layers
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,12 @@ class GgufHeader:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Placed]
 
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the matrices in blocks, which lie in memory as they are; 0 where all is
-        floats."""
-        return sum(one.bytes for one in self.tensors.values() if one.is_in_blocks)
+    def packed_bytes(self, only: str = "") -> int:
+        """Bytes of the matrices in blocks as our C code lays them out, or of one by its name; 0
+        where all is floats."""
+        named = ((name, one) for name, one in self.tensors.items() if only in ("", name))
+        matrices = [one for _, one in named if one.is_in_blocks]
+        return sum(math.prod(one.shape) * KEPT.get(one.type, WIDE) // 32 for one in matrices)
 
     @property
     def wide_weights(self) -> int:
