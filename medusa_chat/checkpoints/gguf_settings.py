@@ -66,7 +66,7 @@ def write_settings(found: Checkpoint, folder: Path) -> None:
     file, config = found.source, found.weights.config
     header = read_gguf(LocalFolder(file.parent, only=file.name), file.name)
     _write_config(folder, header, config)
-    write_tokenizer(folder, file, header.metadata)
+    write_tokenizer(folder, file)
 
 
 def _write_config(folder: Path, header: GgufHeader, config: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from medusa_chat.decoding.backends.native_weights import (
     SAMPLE,
     TOLERANCE,
     UNCHANGED,
-    Blocks,
     NativeLinear,
+    StoredRows,
     WeightStorage,
 )
 from medusa_chat.decoding.backends.parity import agrees
@@ -59,7 +59,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
         for name in names:
             linear = getattr(parent, name)
             own = sizes if len(names) == 1 else [len(linear.weight)]
-            stored = storage([f"{place}.{block}.{name}.weight"], linear.weight.detach())
+            stored = storage(f"{place}.{block}.{name}.weight", linear.weight.detach())
             parts += _parted(linear, stored, own, library)
             setattr(parent, name, parts[-1])
         made = Joined(*parts)
@@ -69,7 +69,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
     def single(parent: Any, block: str, name: str) -> NativeLinear:
         linear = getattr(parent, name)
-        stored = storage([f"{place}.{block}.{name}.weight"], linear.weight.detach())
+        stored = storage(f"{place}.{block}.{name}.weight", linear.weight.detach())
         made = NativeLinear(linear, library, stored)
         setattr(parent, name, made)
         return made
@@ -82,7 +82,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
 
 def _parted(
-    linear: Any, stored: Blocks | Tensor, sizes: list[int], library: NativeLibrary
+    linear: Any, stored: StoredRows | Tensor, sizes: list[int], library: NativeLibrary
 ) -> list[NativeLinear]:
     """Native linears of so many outputs each, one behind the other, of a linear whose weight is
     stored so."""
@@ -91,7 +91,9 @@ def _parted(
     made, start = [], 0
     for size in sizes:
         places = torch.arange(start, start + size)
-        rows = stored.rows(places) if isinstance(stored, Blocks) else stored[start : start + size]
+        rows = (
+            stored.rows(places) if isinstance(stored, StoredRows) else stored[start : start + size]
+        )
         bias = None if linear.bias is None else linear.bias[start : start + size]
         part = SimpleNamespace(weight=linear.weight[start : start + size], bias=bias)
         made.append(NativeLinear(part, library, rows))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backbone import Backbone
@@ -25,11 +26,11 @@ from medusa_chat.decoding.backends.native_weights import (
     INPUTS,
     UNCHANGED,
     WIDEST_PANEL,
-    Blocks,
     NativeLinear,
+    StoredRows,
     WeightStorage,
-    pack_blocks,
     pack_floats,
+    pack_rows,
 )
 from medusa_chat.decoding.backends.parity import agrees, share
 from medusa_chat.decoding.backends.replacements import is_plain_layer
@@ -335,7 +336,7 @@ class NativeHeads(nn.Module):
             assert chosen is not None
             short: Any = heads.short
             fits = is_rounded and short.weight.shape[1] % INPUTS == 0
-            listed = Blocks.of(short.weight) if fits else None
+            listed = StoredRows.of(short.weight) if fits else None
             heads.short = NativeLinear(short, library, listed)
             self._names = chosen.contiguous()
             self._most = len(chosen)
@@ -349,7 +350,9 @@ class NativeHeads(nn.Module):
             and matrices.dtype == torch.bfloat16
             and matrices.shape[2] % WIDEST_PANEL == 0
         ):
-            packed = pack_blocks(Blocks.of(matrices.flatten(0, 1)), self._library.panel_width)
+            spare = -matrices.shape[1] % self._library.panel_width
+            rows = StoredRows.of(F.pad(matrices, (0, 0, 0, spare)).flatten(0, 1))
+            packed = pack_rows([rows], rows.outs, self._library)
             assert packed is not None
             return packed
         return pack_floats(matrices, self._library.panel_width)
@@ -462,7 +465,7 @@ def pack_lm_head(model: Any, library: NativeLibrary, storage: WeightStorage) -> 
     head = model.get_output_embeddings()
     is_tied = head.weight is model.get_input_embeddings().weight
     place = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
-    packed = NativeLinear(head, library, storage([place], head.weight.detach()))
+    packed = NativeLinear(head, library, storage(place, head.weight.detach()))
     model.set_output_embeddings(packed)
 
 
