@@ -66,13 +66,6 @@ class StoredRows:
         """The rows at `places` int64 [n] alone, or a slice of them."""
         return StoredRows(self.type, self.data[places], self.ins)
 
-    def stands_for(self, weight: Tensor) -> bool:
-        """Whether a weight [outs, ins] is this one, rounded to bf16."""
-        if weight.dtype != torch.bfloat16 or weight.shape != (self.outs, self.ins):
-            return False
-        parts = (slice(at, at + ROWS) for at in range(0, len(weight), ROWS))
-        return all(torch.equal(self.values(rows).bfloat16(), weight[rows]) for rows in parts)
-
     @classmethod
     def of(cls, weight: Tensor, bits: int = 8) -> "StoredRows":
         """Rows near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits (Q8_0), or of 4 with
