@@ -1,5 +1,6 @@
-"""The settings of a GGUF file, its config and its tokenizer, as a small folder that transformers
-reads: written once into our cache. No weight is among them."""
+"""The settings of a GGUF file, its config and its tokenizer, as a small folder in our cache.
+
+transformers reads them there; no weight is among them."""
 
 import json
 from collections.abc import Mapping

@@ -282,8 +282,14 @@ class MemoryNeeds:
             if precision == found.weights.stored:
                 return estimate_file(found.weights, found.heads, tokens, NODES, self.cpu)
             parts = estimate(
-                *(found.weights.config, found.heads, precision, tokens, NODES),
-                *(self.device, self.cpu, is_adapted),
+                found.weights.config,
+                found.heads,
+                precision,
+                tokens,
+                NODES,
+                self.device,
+                self.cpu,
+                is_adapted,
             )
         except ModelError:
             return None

@@ -1,5 +1,7 @@
-"""How the backbone's weights are stored in memory where our C code multiplies them: unchanged,
-rounded by us, or as the rows of a GGUF file (gguf_rows.py)."""
+"""How the backbone's weights are stored in memory where our C code multiplies them.
+
+Unchanged, rounded by us, or as the rows of a GGUF file (gguf_rows.py).
+"""
 
 import torch
 
