@@ -113,6 +113,8 @@ def _plan_file(request: LoadRequest, needs: MemoryNeeds, rope: tuple[str, ...]) 
     if is_open and needs.is_used_as_it_is:
         precision = found.weights.stored
         if not needs.fits(precision):
+            if device.type != "cpu" and request.device == "auto":
+                return _file_on_cpu(request, needs, rope, "as it is")
             raise OutOfMemoryError(needs.advice(precision))
         why = f"precision {precision}: the file as it is, its own blocks are multiplied"
         return DevicePlan(device, precision, needs.context, (why, *rope), needs, is_packed=True)
@@ -121,10 +123,7 @@ def _plan_file(request: LoadRequest, needs: MemoryNeeds, rope: tuple[str, ...]) 
     said = f"{found.source.name} ({found.weights.stored}, {gb(found.weights.bytes)})"
     takes = f"{precision} in memory{f', which takes {gb(parts.total)}' if parts else ''}"
     if not fits and is_open and request.device == "auto" and device.type != "cpu":
-        on_cpu = replace(needs, device="cpu", free=_free_bytes(torch.device("cpu")))
-        plan = _plan_file(replace(request, device="cpu"), on_cpu, rope)
-        why = f"{said} does not fit on {device} as {takes}: it runs on the CPU"
-        return replace(plan, notes=(why, *plan.notes))
+        return _file_on_cpu(request, needs, rope, f"as {takes}")
     if not fits and device.type == "cpu":
         raise OutOfMemoryError(needs.advice(precision))
     if found.weights.packed:
@@ -134,6 +133,18 @@ def _plan_file(request: LoadRequest, needs: MemoryNeeds, rope: tuple[str, ...]) 
     notes = (reason, *tried, *rope)
     unpacks = reason if found.weights.packed else ""
     return DevicePlan(device, precision, needs.context, notes, needs, unpacks=unpacks)
+
+
+def _file_on_cpu(
+    request: LoadRequest, needs: MemoryNeeds, rope: tuple[str, ...], how: str
+) -> DevicePlan:
+    """How a GGUF file larger than the card runs: by our C, as it is."""
+    found = needs.found
+    on_cpu = replace(needs, device="cpu", free=_free_bytes(torch.device("cpu")))
+    plan = _plan_file(replace(request, device="cpu"), on_cpu, rope)
+    said = f"{found.source.name} ({found.weights.stored}, {gb(found.weights.bytes)})"
+    why = f"{said} does not fit on {needs.device} {how}: it runs on the CPU"
+    return replace(plan, notes=(why, *plan.notes))
 
 
 def refuse_rounding(found: Checkpoint, precision: str) -> None:

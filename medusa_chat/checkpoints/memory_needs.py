@@ -36,6 +36,9 @@ PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 # what our C code makes of a linear's weight on a CPU: 32 numbers with a scale, and a floor
 ROUNDED = {"int8": 1 + 2 / 32, "nf4": 0.5 + 4 / 32}
+# part of a weight that a GPU unpacks at a time for a prompt: block_tiles.PIECE weights, with what
+# torch makes on the way to 16 bits; not measured on a card
+UNPACKED = 16 << 24
 PIECES = 200_000_000  # what a load works in while it packs a GGUF file, at most
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more where its scale is in fp32 again
@@ -145,10 +148,17 @@ def estimate(
 
 
 def estimate_file(
-    files: BackboneFiles, heads: HeadsFile | None, context: int, nodes: int, cpu: Cpu = PLAIN_CPU
+    files: BackboneFiles,
+    heads: HeadsFile | None,
+    context: int,
+    nodes: int,
+    device: str = "cpu",
+    cpu: Cpu = PLAIN_CPU,
 ) -> Estimate:
-    """The same of a GGUF file that is used as it is, on a CPU. Raises ModelError."""
+    """The same of a GGUF file that is used as it is. Raises ModelError."""
     size = sizes(files.config)
+    if device != "cpu":
+        return _estimate_stored(files, size, heads, context, nodes, device)
     table = 2 * size.vocabulary * size.hidden  # of embeddings, beside an LM head
     table -= 0 if size.is_tied else files.table
     is_native = runs_in_c(size, "bf16", cpu)
@@ -158,6 +168,28 @@ def estimate_file(
         cache=2 * 2 * size.key_values * (context + MAX_NODES),
         program=PROGRAM + TOKEN * size.vocabulary,
         step=4 * nodes * size.vocabulary + (CPU_CHUNK * size.row * 4 if is_native else 0),
+        loading=PIECES,
+    )
+
+
+def _estimate_stored(
+    files: BackboneFiles,
+    size: Sizes,
+    heads: HeadsFile | None,
+    context: int,
+    nodes: int,
+    device: str,
+) -> Estimate:
+    """On a GPU: the embedding stays packed as well."""
+    is_cuda, weights = device.startswith("cuda"), files.packed + 2 * files.wide
+    logits = 4 * nodes * size.vocabulary * (1 + (heads.heads if heads else 0))
+    return Estimate(
+        weights=weights,
+        heads=2 * heads.parameters if heads else 0,
+        cache=2 * 2 * size.key_values * (context + MAX_NODES),
+        program=CUDA_CONTEXT if is_cuda else PROGRAM + TOKEN * size.vocabulary,
+        step=2 * logits + UNPACKED + (RECORDED + WORKSPACES if is_cuda else 0),
+        gaps=int(weights * GAPS["bf16"]) + LEAST_GAPS if is_cuda else 0,
         loading=PIECES,
     )
 
@@ -182,12 +214,12 @@ def estimates(
     unpacked = {precision: replace(parts, mapped=0) for precision, parts in found.items()}
     if not is_used_as_it_is(files, device, cpu, is_adapted):
         return unpacked
-    return {files.stored: estimate_file(files, heads, context, nodes, cpu), **unpacked}
+    return {files.stored: estimate_file(files, heads, context, nodes, device, cpu), **unpacked}
 
 
 def is_used_as_it_is(files: BackboneFiles, device: str, cpu: Cpu, is_adapted: bool) -> bool:
-    """Whether our C code would multiply the blocks of a GGUF file."""
-    return files.packed > 0 and device == "cpu" and cpu.has_compiler and not is_adapted
+    """Whether the blocks of a GGUF file stay as they are: by our C on a CPU, on a GPU always."""
+    return files.packed > 0 and (device != "cpu" or cpu.has_compiler) and not is_adapted
 
 
 def _read(size: Sizes, is_mapped: bool) -> int:
@@ -280,7 +312,9 @@ class MemoryNeeds:
         is_adapted = found.adapter is not None
         try:
             if precision == found.weights.stored:
-                return estimate_file(found.weights, found.heads, tokens, NODES, self.cpu)
+                return estimate_file(
+                    found.weights, found.heads, tokens, NODES, self.device, self.cpu
+                )
             parts = estimate(
                 found.weights.config,
                 found.heads,

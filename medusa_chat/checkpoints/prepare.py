@@ -27,6 +27,7 @@ from medusa_chat.decoding.backends.native_weights import (
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.quantised import release
 from medusa_chat.decoding.backends.replacements import replace_submodules
+from medusa_chat.decoding.backends.stored_linear import store_linears, use_kernels
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.decoding.heads import MedusaHeads
@@ -70,6 +71,8 @@ def prepare(
     can_run = device.type == "cpu" and not is_spread and native_step.can_run(model, keep)
     if keep.dtype is not None:
         convert_parameters(model, keep.dtype)
+    if device.type != "cpu" and isinstance(keep, FileRows):
+        store_linears(model, keep, device, model.dtype)
     if heads is not None:
         heads.read_roots(model.get_input_embeddings())
     if is_spread:
@@ -112,7 +115,7 @@ def _on_gpu(
     backbone = Backbone(model, context)
     notes += _use_shortlist(backbone, heads, calibration)
     if device.type != "cuda":
-        return TorchStep(backbone), "", notes
+        return TorchStep(backbone), "", [*notes, *use_kernels(model)]
     torch.cuda.set_device(backbone.device)  # Triton launches a kernel on the current one
     notes += try_kernels(backbone)
     if os.environ.get(GRAPHS) == "0":

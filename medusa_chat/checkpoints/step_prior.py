@@ -44,6 +44,8 @@ def step_prior(
         gpu = None
     if gpu is None or size.experts:  # a tree's rows go to more experts than one row
         return StepTimes(_smooth(OTHER_ROW, MAX_NODES), DRAFT, tries)
+    if precision not in PLAIN:  # the types of a GGUF file, most of which has 4 to 6 bits
+        precision = "nf4"
     seconds = [_seconds(gpu, size, precision, n) for n in range(1, MAX_NODES + 1)]
     draft = _draft_seconds(gpu, size, precision, head_parameters)
     return StepTimes([max(1.0, s / seconds[0]) for s in seconds], draft / seconds[0], tries)

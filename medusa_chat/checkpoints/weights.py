@@ -23,7 +23,7 @@ from transformers import conversion_mapping as layouts
 from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox
-from medusa_chat.checkpoints.devices import held_bytes, is_exhausted
+from medusa_chat.checkpoints.devices import choose_precision, held_bytes, is_exhausted
 from medusa_chat.checkpoints.gguf_model import empty_gguf_model, gguf_model, read_gguf_lm_head
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.kept_copies import Origin
@@ -115,7 +115,8 @@ def read_backbone(
     half = _half(device, config)
     generation = read_generation_config(found.settings, config)
     if found.weights.stored:
-        kind = kinds.get(precision, torch.bfloat16)
+        on_gpu = kinds[choose_precision("auto", device)[0]]  # beside blocks that stay as they are
+        kind = kinds.get(precision, torch.bfloat16 if device.type == "cpu" else on_gpu)
         model = gguf_model(found, config, kind, device, is_packed)
         model.generation_config = generation
         return _frozen(model), not_applied(generation)

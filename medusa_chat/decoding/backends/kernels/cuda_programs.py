@@ -1,5 +1,6 @@
-"""CUDA programs: our CUDA C++ compiled for the device at hand by NVRTC, which torch brings along,
-and kept as machine code where a folder for it is known."""
+"""CUDA programs: our CUDA C++ compiled for the device at hand by NVRTC, and kept on disk.
+
+NVRTC comes with torch. Machine code is kept where a folder for it is known."""
 
 import contextlib
 import ctypes
