@@ -185,7 +185,12 @@ def pack_rows(
             weights = Weights(panels.data_ptr(), piece.kind)
         data = piece.data.contiguous()
         library.c.pack(
-            *(piece.kind, data.data_ptr(), panels.data_ptr(), at, piece.outs, piece.ins),
+            piece.kind,
+            data.data_ptr(),
+            panels.data_ptr(),
+            at,
+            piece.outs,
+            piece.ins,
             library.threads,
         )
         at += piece.outs
