@@ -101,7 +101,7 @@ def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | Non
 
 
 def _folders(source: Source) -> list[Folder]:
-    """The root, then its subfolders by name; of deeper folders, only that of the chosen GGUF file."""
+    """The root, then its subfolders by name; deeper, only the folder of the chosen GGUF file."""
     sizes: dict[str, dict[str, int]] = {"": {}}
     deep = (choose_file(source.files())[0] or "").rpartition("/")[0]
     for path, size in source.files().items():

@@ -55,7 +55,7 @@ class BackboneFiles:
 
 @dataclass
 class Folder:
-    """One folder of a source while its contents are read. sizes: file -> bytes. notes: for the user."""
+    """One folder of a source while its contents are read. sizes: file -> bytes."""
 
     source: Source
     folder: str
