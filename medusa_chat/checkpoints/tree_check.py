@@ -6,7 +6,8 @@ biases give scores in the hundreds, of which bf16 keeps eight bits). The second,
 attention in fp32, catches a wrong scale, norm or rotation. Its result is cached under the model's
 files, precision and step backend, so each model pays for it once. Its reference uses the weights
 that the loaded model holds, in 16, 8 or 4 bits, and widens one module at a time to fp32: a second
-copy of the whole model in fp32 would not fit in memory.
+copy of the whole model in fp32 would not fit in memory. Our linears round their input, and so does
+the reference.
 """
 
 import json
@@ -265,6 +266,8 @@ class _Widened:
 
     def _product(self, x: Tensor) -> Tensor:
         linear = self._linear
+        if isinstance(linear, NativeLinear):
+            x = linear.rounded(x.float())
         parts = [F.linear(x.to(w.device, torch.float32), w) for w in _weights(linear)]
         outputs = torch.cat(parts, -1)
         return outputs if linear.bias is None else outputs + linear.bias.float()

@@ -260,6 +260,7 @@ def serve(pipe: Connection) -> None:
         with preparing():
             from medusa_chat.runtime.worker import serve_requests
 
+        gc.freeze()  # modules live to the end: collecting garbage, as loads do, leaves them out
         serve_requests(pipe)
 
 
