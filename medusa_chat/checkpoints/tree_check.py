@@ -28,6 +28,7 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.layouts.lora import CONFIG
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.backends.native_step import NativeDecoder
 from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.backends.parity import largest, share
@@ -222,7 +223,7 @@ def _widened(module: Any) -> Iterator[None]:
     """Let a module compute in fp32 with the weights that it holds."""
     forward, own = module.forward, module.__dict__.get("forward")  # accelerate's, where it has one
     is_linear = isinstance(module, LINEARS)
-    is_table = isinstance(module, nn.Embedding)  # a large one, of which some rows are read
+    is_table = isinstance(module, nn.Embedding | PackedEmbedding)  # large: some rows are read
     if is_linear:
         module.forward = _Widened(module)
     elif is_table:
