@@ -6,7 +6,6 @@ Samples: what top-k, top-p and min-p leave of scores, and noise that is a functi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,8 +35,23 @@ class Rows:
         noise = gumbel(seed, places, scores.shape[-1])
         return (scores + noise.index_select(0, depths)).argmax(-1)
 
-    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """log(sum(exp)) of each row, and the entropy in nats of softmax(row): float32 [n] each."""
+    def sample(
+        self,
+        logits: Tensor,
+        settings: GenerationSettings,
+        depths: Tensor,
+        deepest: int,
+        place: Position,
+        seed: int | Tensor,
+    ) -> Tensor:
+        """`draw` of what top-k, top-p and min-p leave of logits [n, V] / temperature: int64 [n]."""
+        scores = filtered(scaled(logits, settings), settings)
+        return self.draw(scores, depths, deepest, place, seed)
+
+    def sums(self, logits: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+        """log(sum(exp)) of each row of logits / scale, and the entropy in nats of its softmax:
+        float32 [n] each."""
+        scores = logits.float() / scale
         log_sums = scores.logsumexp(-1)
         return log_sums, entropies(scores - log_sums.unsqueeze(-1))
 
@@ -57,11 +71,13 @@ class VerifyInput:
     details: bool
     rows: Rows = TORCH
 
-    @cached_property
-    def scores(self) -> Tensor:
-        """The logits by the temperature, float32 [n, V]."""
-        logits = self.logits.float()
-        return logits if self.settings.is_greedy else logits / self.settings.scale
+    @property
+    def noise(self) -> tuple[Tensor, int, Position, int | Tensor]:
+        """What the noise of each node depends on: depths, the deepest, the place of depth 0 in the
+        text, and the seed."""
+        draft, seed = self.draft, self.settings.seed
+        assert seed is not None, "a sampling run needs its seed resolved"
+        return draft.tensors.depths, draft.tree.depth, self.position + 1, seed
 
 
 @dataclass(frozen=True)
@@ -116,8 +132,9 @@ def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
     value = at_parent.expand(len(lengths), -1).masked_fill(draft.tensors.others, 0).sum(1)
     node = torch.where(lengths == lengths.max(), value, -torch.inf).argmax(0, keepdim=True)
     if is_sampled:
-        log_p = torch.log_softmax(given.scores, -1)
-        chosen = _drawn(log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf), given)
+        log_p = torch.log_softmax(scaled(given.logits, given.settings), -1)
+        left = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
+        chosen = given.rows.draw(left, *given.noise)
     else:
         chosen = given.rows.largest(given.logits)
     return Acceptance(node, chosen, entropy, *(at_parent, threshold) if given.details else ())
@@ -141,24 +158,18 @@ def own_tokens(given: VerifyInput) -> Tensor:
     index wins a tie), else a sample by Gumbel-max."""
     if given.settings.is_greedy:
         return given.rows.largest(given.logits)
-    return _drawn(filtered(given.scores, given.settings), given)
-
-
-def _drawn(scores: Tensor, given: VerifyInput) -> Tensor:
-    """A sample of each row of scores [n, V], int64 [n]: the largest, with the Gumbel noise of the
-    node's depth added."""
-    draft, seed = given.draft, given.settings.seed
-    assert seed is not None, "a sampling run needs its seed resolved"
-    return given.rows.draw(scores, draft.tensors.depths, draft.tree.depth, given.position + 1, seed)
+    return given.rows.sample(given.logits, given.settings, *given.noise)
 
 
 def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     """float32 [n] each: a node's log-probability after its parent (any number for the root), and
     the entropy in nats of the distribution after the node."""
-    parents, (sums, entropy) = given.draft.tensors.parents, given.rows.sums(given.scores)
+    parents, scale = given.draft.tensors.parents, given.settings.scale
+    sums, entropy = given.rows.sums(given.logits, scale)
     if parents.shape[0] == 1:
         return sums, entropy
-    return given.scores[parents, given.draft.tokens] - sums.index_select(0, parents), entropy
+    scores = given.logits[parents, given.draft.tokens].float() / scale
+    return scores - sums.index_select(0, parents), entropy
 
 
 def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
@@ -185,7 +196,7 @@ def gumbel(seed: int | Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 
     All nodes of one depth share it, and a later pass over the same position draws it again: so
     `exact` gives token for token what plain sampling with the same seed gives, whatever the tree.
-    This is the reference of two faster writings, kernels/rows.c and kernels/fused.py.
+    This is the reference of two faster writings, kernels/draw.c and kernels/fused.py.
     """
     low, high = seed & MASK32, seed >> 32
     start = _mix(torch.zeros_like(positions) + low + 0x9E3779B9)
@@ -202,6 +213,12 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ x >> 16) * 0x85EBCA6B & MASK32
     x = (x ^ x >> 13) * 0xC2B2AE35 & MASK32
     return x ^ x >> 16
+
+
+def scaled(logits: Tensor, settings: GenerationSettings) -> Tensor:
+    """logits [n, V] of any floating dtype by the temperature, float32 [n, V]."""
+    logits = logits.float()
+    return logits if settings.is_greedy else logits / settings.scale
 
 
 LIKELY = (1024, 8192)  # of how many tokens a CPU tries whether they are enough for top-p

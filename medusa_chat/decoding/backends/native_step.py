@@ -6,9 +6,10 @@ plain decoding's. The rules of a step are not here (step.py). Its reference is t
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_int64, pointer
+from ctypes import addressof, byref, c_char, c_int64, pointer
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,7 @@ from medusa_chat.decoding.families import native_supports
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.kv_cache import KVCache, Layer, Shape
-from medusa_chat.decoding.settings import MAX_NODES
+from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 
 # of the difference from PyTorch in fp32, as a share of the largest state. Whole numbers multiply
@@ -45,7 +46,6 @@ from medusa_chat.decoding.step import TorchStep
 # by 0.22 where keys are large (Qwen2), and C by as much
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
 FEW = 2**16  # numbers that one thread reads as fast as several that wait for each other
-NEAR = 1e-4  # a tie as near as this, as a share of the largest score too, is torch's to decide
 
 
 class Passes:
@@ -213,16 +213,40 @@ class NativeTexts:
 
 
 class NativeRows(Rows):
-    """Rows in C. Samples are torch's: the noise in rows.c equals acceptance.gumbel's but for the
-    last digits, so where two scores are nearly tied, torch draws (test_native_rows.py compares
-    them). Sums are torch's to rounding."""
+    """Rows in C. Samples are torch's: where rounding might have it otherwise (a near tie, the end
+    of top-p), torch draws (test_native_rows.py compares them). Sums are torch's to rounding.
+
+    No operator of torch reads a whole row here: its threads go on spinning after one, on the cores
+    that the next pass wants."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._library, self._noise = library, torch.empty(0)
+        self._library, self._work = library, torch.empty(0)
 
     def largest(self, scores: Tensor) -> Tensor:
         """Rows.largest: scores [n, V] of any floating dtype -> int64 [n]."""
-        return self._drawn(scores.float().contiguous())[0]
+        return self._drawn(scores, structs.Draw(scale=1.0))[0]
+
+    def sample(
+        self,
+        logits: Tensor,
+        settings: GenerationSettings,
+        depths: Tensor,
+        deepest: int,
+        place: Position,
+        seed: int | Tensor,
+    ) -> Tensor:
+        """Rows.sample: logits [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
+        if not isinstance(place, int) or not isinstance(seed, int):
+            return super().sample(logits, settings, depths, deepest, place, seed)
+        lowest = math.log(settings.min_p) if settings.min_p > 0 else -math.inf
+        cut = settings.scale, settings.top_p, lowest
+        job = structs.Draw(None, depths.data_ptr(), seed=seed, place=place, top_k=settings.top_k)
+        job.scale, job.top_p, job.min_p = cut
+        tokens, unsure = self._drawn(logits, job)
+        for row in unsure:
+            one, at = logits[row : row + 1], place + int(depths[row])
+            tokens[row] = super().sample(one, settings, depths.new_zeros(1), 0, at, seed)[0]
+        return tokens
 
     def draw(
         self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
@@ -230,56 +254,47 @@ class NativeRows(Rows):
         """Rows.draw: scores [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
         if not isinstance(place, int) or not isinstance(seed, int):
             return super().draw(scores, depths, deepest, place, seed)
-        scores = scores.float().contiguous()
-        job = structs.Draw(depths=depths.data_ptr(), seed=seed, place=place, deepest=deepest)
-        tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
-        limit = NEAR * max(1.0, abs(float(scores.max())))
-        if float(gaps.min()) > limit:
-            return tokens
-        return super().draw(scores, depths, deepest, place, seed)
+        return self.draw_each(scores, place + depths, torch.full_like(depths, seed))
 
     def draw_each(self, scores: Tensor, places: Tensor, seeds: Tensor) -> Tensor:
         """`draw` of rows of different texts, scores [n, V]: row i by seed i at place i of its text,
         int64 [n] each -> tokens int64 [n]; the largest where the place is under 0."""
-        scores, depths = scores.float().contiguous(), torch.arange(len(scores))
-        job = structs.Draw(
-            None, *(t.data_ptr() for t in (depths, places, seeds)), deepest=len(scores) - 1
-        )
-        tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
-        limits = NEAR * scores.amax(-1).abs().clamp(min=1.0)
-        for row in ((gaps <= limits) & (places >= 0)).nonzero()[:, 0].tolist():
+        addresses = places.data_ptr(), seeds.data_ptr()
+        job = structs.Draw(None, None, *addresses, scale=1.0, top_p=1.0, min_p=-math.inf)
+        tokens, unsure = self._drawn(scores, job)
+        for row in unsure:
             one, place, seed = scores[row : row + 1], int(places[row]), int(seeds[row])
-            tokens[row] = super().draw(one, depths[:1], 0, place, seed)[0]
+            tokens[row] = super().draw(one, places.new_zeros(1), 0, place, seed)[0]
         return tokens
 
-    def _with_noise(self, job: structs.Draw, size: int) -> structs.Draw:
-        """`job` with memory for the noise of every depth, `size` numbers each."""
-        needed = (job.deepest + 1) * size
-        if self._noise.numel() < needed:
-            self._noise = torch.empty(needed)
-        job.noise = self._noise.data_ptr()
-        return job
-
-    def _drawn(self, scores: Tensor, job: structs.Draw | None = None) -> tuple[Tensor, Tensor]:
-        job = job or structs.Draw()
-        rows = scores.shape[0]
-        tokens, gaps = torch.empty(rows, dtype=torch.long), torch.empty(rows)
-        job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
-        job.rows, job.size = rows, scores.shape[1]
-        self._library.c.draw(byref(job), self._count(scores))
-        return tokens, gaps
-
-    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows.sums: scores [n, V] of any floating dtype -> float32 [n] twice."""
+    def _drawn(self, scores: Tensor, job: structs.Draw) -> tuple[Tensor, list[int]]:
+        """The tokens int64 [n] by a job whose rows are scores [n, V], and of which rows they are
+        unsure."""
         scores = scores.float().contiguous()
-        sums, entropies = (torch.empty(scores.shape[0]) for _ in range(2))
-        job = structs.Sums(scores.data_ptr(), sums.data_ptr(), entropies.data_ptr(), *scores.shape)
-        self._library.c.row_sums(byref(job), self._count(scores))
+        rows, size = scores.shape
+        threads = self._count(scores)
+        needed = threads * self._library.c.draw_work(size)
+        if self._work.numel() < needed:
+            self._work = torch.empty(needed)
+        tokens, unsure = torch.empty(rows, dtype=torch.long), bytearray(rows)
+        job.scores, job.work, job.tokens = (t.data_ptr() for t in (scores, self._work, tokens))
+        job.unsure = addressof(c_char.from_buffer(unsure))
+        job.rows, job.size = rows, size
+        self._library.c.draw(byref(job), threads)
+        return tokens, [row for row in range(rows) if unsure[row]] if any(unsure) else []
+
+    def sums(self, logits: Tensor, scale: Any = 1.0) -> tuple[Tensor, Tensor]:
+        """Rows.sums: logits [n, V] of any floating dtype -> float32 [n] twice."""
+        logits = logits.float().contiguous()
+        sums, entropies = (torch.empty(logits.shape[0]) for _ in range(2))
+        addresses = (t.data_ptr() for t in (logits, sums, entropies))
+        job = structs.Sums(*addresses, *logits.shape, scale)
+        self._library.c.row_sums(byref(job), self._count(logits))
         return sums, entropies
 
     def _count(self, scores: Tensor) -> int:
-        """How many threads read scores [n, V]."""
-        return self._library.threads if scores.numel() > FEW else 1
+        """How many threads read scores [n, V], a row each."""
+        return min(self._library.threads, len(scores)) if scores.numel() > FEW else 1
 
 
 class NativeHeads(nn.Module):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.drafts import draft_of
 from support.engines import TREES
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from medusa_chat.decoding.acceptance import (
     TORCH,
@@ -17,6 +18,8 @@ from medusa_chat.decoding.acceptance import (
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeRows
 from medusa_chat.decoding.settings import GenerationSettings
+
+aten = torch.ops.aten
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_a_near_tie_is_torchs_to_decide(library, asked):
 
 # in the same lane of another vector, behind the last whole one, and as near as two large scores
 # can be: a float32 near 20,000 has three digits behind the point
-@pytest.mark.parametrize(("place", "high", "gap"), [(11, 0, 1e-6), (66, 0, 1e-6), (9, 2e4, 0.5)])
+@pytest.mark.parametrize(("place", "high", "gap"), [(11, 0, 1e-6), (66, 0, 1e-6), (9, 2e4, 0.2)])
 def test_a_near_tie_of_two_is_torchs_to_decide_wherever_they_stand(
     library, asked, place, high, gap
 ):
@@ -75,6 +78,101 @@ def test_a_near_tie_of_two_is_torchs_to_decide_wherever_they_stand(
     scores[0, 3], scores[0, place] = high, high + noise[3] - noise[place] - gap
     NativeRows(NativeLibrary(library, 1)).draw(scores, torch.tensor([0]), 0, 5, 9)
     assert len(asked) == 1
+
+
+def rows_of(kind, vocabulary, spread):
+    """Scores [3, V] like those of models, and unlike any."""
+    scores = spread * torch.randn(3, vocabulary)
+    if kind == "ties":
+        return (scores * 2).round() / 2
+    if kind == "peaked":
+        return scores**3 / spread**2
+    if kind == "left out":
+        scores[torch.rand(3, vocabulary) < 0.4] = -torch.inf
+        scores[:, 1] = 1.0
+    return scores
+
+
+CUTS = (
+    {},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 3000},
+    {"top_p": 0.0},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"top_p": 0.9999},
+    {"min_p": 0.05},
+    {"top_k": 20, "top_p": 0.8},
+    {"top_k": 700, "top_p": 0.95, "min_p": 0.01},
+)
+
+
+@pytest.mark.parametrize("kind", ["usual", "peaked", "ties", "left out"])
+@pytest.mark.parametrize("vocabulary", [3, 64, 5003, 49_152])
+def test_samples_are_torchs_whatever_is_left_out(library, kind, vocabulary):
+    ours, depths = NativeRows(NativeLibrary(library, 2)), torch.tensor([2, 0, 1])
+    torch.manual_seed(vocabulary)
+    for number, spread in enumerate((0.02, 2.5, 40.0)):
+        for cut in CUTS:
+            scores = rows_of(kind, vocabulary, spread)
+            chosen = GenerationSettings(temperature=(0.1, 0.7, 1.7)[number], **cut)
+            given = scores, chosen, depths, 2, 100 + number, 2**40 + number
+            assert torch.equal(ours.sample(*given), TORCH.sample(*given))
+
+
+def test_torch_is_seldom_asked(library, asked):
+    ours, one = NativeRows(NativeLibrary(library, 1)), torch.tensor([0])
+    torch.manual_seed(8)
+    scores = 2.5 * torch.randn(1, 20_000)
+    chosen = GenerationSettings(temperature=0.7, top_k=40, top_p=0.95)
+    for place in range(1000):
+        ours.sample(scores, chosen, one, 0, place, 5)
+    assert len(asked) < 10
+
+
+def test_where_top_p_ends_is_torchs_to_decide(library, monkeypatch):
+    """The third token begins where the share of 0.8 is reached, but for rounding."""
+    filters = []
+    real = Rows.sample
+    monkeypatch.setattr(Rows, "sample", lambda self, *a: (filters.append(a), real(self, *a))[1])
+    ours, one = NativeRows(NativeLibrary(library, 1)), torch.tensor([0])
+    scores = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    chosen = GenerationSettings(temperature=1.0, top_p=0.8)
+    drawn = [int(ours.sample(scores, chosen, one, 0, place, 5)) for place in range(60)]
+    assert 2 < len(filters) < 30  # where the third one is the largest with its noise
+    assert drawn == [int(TORCH.sample(scores, chosen, one, 0, place, 5)) for place in range(60)]
+
+
+class WholeRows(TorchDispatchMode):
+    """The operators of torch that were given or gave as many numbers as a row has."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.found = size, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        is_few = function in (aten.gather.default, aten.index.Tensor, aten.empty.memory_format)
+        tensors = [t for t in (*args, result) if isinstance(t, torch.Tensor)]
+        if not is_few and any(t.numel() >= self.size for t in tensors):
+            self.found.append(str(function))
+        return result
+
+
+@pytest.mark.parametrize("rule", [exact, typical])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1}])
+def test_no_operator_of_torch_reads_a_whole_row(library, rule, cut):
+    """Its threads go on spinning after one, where the next pass wants the cores."""
+    ours, tree = NativeRows(NativeLibrary(library, 1)), next(iter(TREES.values()))
+    torch.manual_seed(2)
+    logits = 3 * torch.randn(len(tree), 5000)
+    draft = draft_of(tree, torch.randint(6, (len(tree),)).tolist())
+    for temperature in (0.0, 0.7):
+        chosen = GenerationSettings(temperature=temperature, seed=3, **cut)
+        with WholeRows(logits.shape[1]) as whole:
+            rule(VerifyInput(draft, logits, 3, chosen, True, ours))
+        assert not whole.found
 
 
 @pytest.mark.parametrize("threads", [1, 3])
