@@ -74,8 +74,9 @@ RUNS = {
     "[--json]": [
         "export --checkpoint my-heads --backbone my-heads --format vllm for-vllm-3 --json"
     ],
-    "medusa-chat bench [--study NAME] [--prompts FILE] [--shape 7b|8b] [--layers N] "
-    "[--draft DIR] [--rounds N] [--max-new-tokens N] [--tree NAME] [--json] [--output FILE]": [
+    "medusa-chat bench [--study NAME] [--prompts FILE] [--file FILE.gguf] [--llama-bench FILE] "
+    "[--shape 7b|8b] [--layers N] [--draft DIR] [--rounds N] [--max-new-tokens N] "
+    "[--tree NAME] [--json] [--output FILE]": [
         f"bench --study turns --study context {SMALL} --json --output F.json",
     ],
     "python assets/benchmarks/paper/run.py STUDY --prompts assets/benchmarks/questions.jsonl "
@@ -120,10 +121,13 @@ ELSEWHERE = {
     "[--parts 7b-fp16,generate] [--model CHECKPOINT,BACKBONE]": GPU,
     "medusa-chat bench --rounds 6": LONG,
     "medusa-chat bench --shape 7b --study steps --max-context 2048 --rounds 3": LONG,
+    "medusa-chat bench --study peers --file FILE.gguf --file ANOTHER.gguf --output "
+    "peers.json": LONG,
     "medusa-chat bench --study peers": LONG,
-    "medusa-chat bench --study peers --checkpoint smollm2 --backbone FILE.gguf "
-    "--prompts FILE.jsonl --questions 20 --rounds 2 --llama-cpp PYTHON --vllm PYTHON "
-    "--vllm-heads DIR --output peers.json": LONG,
+    "medusa-chat bench --study vllm": LONG,
+    "medusa-chat bench --study vllm --checkpoint smollm2 --backbone FILE.gguf "
+    "--prompts FILE.jsonl --questions 20 --rounds 2 --vllm PYTHON --vllm-heads DIR "
+    "--output vllm.json": LONG,
     "medusa-chat bench --study exactness": LONG,
     "medusa-chat bench --study exactness --checkpoint smollm2 --backbone FILE.gguf "
     "--prompts FILE.jsonl --max-new-tokens 256 --output exactness.json": LONG,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.doc_commands import COMMANDS, FENCE, ROOT, shown, words
 
-from medusa_chat.bench import NAMED, STUDIES
+from medusa_chat.bench import ALONE, NAMED, STUDIES
 from medusa_chat.checkpoints.memory_needs import PRECISIONS
 from medusa_chat.decoding.backends import fused_kernels
 from medusa_chat.decoding.settings import ACCEPTANCE_NAMES
@@ -43,9 +43,10 @@ def wrong(words: list[str]) -> str:
     if path == "medusa-chat" and "ui" in getattr(command, "commands", {}):
         groups = [command, command.commands["ui"]]
     known = {o for c in groups for p in c.params for o in (*p.opts, *p.secondary_opts)}
+    known_studies = (*STUDIES, *NAMED, *ALONE)
     unknown = [w for w in words if w.startswith("--") and w.split("=")[0] not in known | {"--help"}]
     for option, name in pairwise(words):
-        if option == "--study" and not name.isupper() and name not in (*STUDIES, *NAMED):
+        if option == "--study" and not name.isupper() and name not in known_studies:
             unknown.append(f"--study {name}")
     return f"{path} {unknown[0]}" if unknown else ""
 

@@ -29,7 +29,10 @@ ROOMS: dict[str, set[str]] = {
     "checkpoints": {"checkpoints.layouts", "hub", "trees", "decoding", "decoding.backends"},
     "training": {"checkpoints", "trees", "decoding", "decoding.backends"},
     "runtime": {"checkpoints", "trees", "decoding", "decoding.backends"},
-    "bench": {"runtime", "training", "checkpoints", "trees", "decoding", "decoding.backends"},
+    "bench": {
+        *("runtime", "training", "checkpoints", "checkpoints.layouts", "trees", "decoding"),
+        "decoding.backends",
+    },
     "server": {"runtime", "decoding"},
     "ui.access": set(),
     "ui.page": {"ui.access", "runtime", "training", "decoding"},

@@ -13,7 +13,7 @@ from typing import Any
 from gpu_divergence import context_of, place_of
 from gpu_part import Bench
 
-from medusa_chat.bench.peers import drafters
+from medusa_chat.bench.drafters import drafters
 from medusa_chat.decoding.events import Finished, Prefilled, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import LoadRequest

@@ -3,12 +3,12 @@
     python assets/benchmarks/vllm_heads.py --vllm PYTHON --checkpoint DIR [--tokens N]
         [--prompts N] [--output FILE]
 
-PYTHON: the interpreter of an environment with vLLM for the CPU (peer.py says how). The checkpoint
-is exported, then the first N of six prompts are answered greedily in bf16 by vLLM without and with
-the heads, and by medusa-chat with a chain of the same length, one after the other. Where two texts
-part, gap is the difference of vLLM's log probabilities of its two best tokens there. accepted: the
-share of steps in which the first, second, ... token of the draft was accepted; error: its standard
-error.
+PYTHON: the interpreter of an environment with vLLM for the CPU (vllm_answers.py says how). The
+checkpoint is exported, then the first N of six prompts are answered greedily in bf16 by vLLM
+without and with the heads, and by medusa-chat with a chain of the same length, one after the
+other. Where two texts part, gap is the difference of vLLM's log probabilities of its two
+best tokens there. accepted: the share of steps in which the first, second, ... token of the draft
+was accepted; error: its standard error.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from heads import PROGRAM, give
-from peer import counts, open_vllm, versions
+from vllm_answers import counts, open_vllm, versions
 
 PROMPTS = (
     "Explain in simple words why the sky is blue.",

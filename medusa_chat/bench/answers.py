@@ -106,8 +106,9 @@ def questions(context: BenchContext) -> list[Question]:
 
 
 def question_of(context: BenchContext, text: str, category: str = "") -> Question:
-    """A user's message as a question."""
-    asked = [{"role": "user", "content": text}]
+    """A user's message as a question; the text alone where the model has no chat template."""
+    has_template = context.loaded.tokenizer.chat_template
+    asked = [{"role": "user", "content": text}] if has_template else text
     return Question(encode(context.loaded, asked).ids, category)
 
 

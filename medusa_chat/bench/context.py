@@ -17,6 +17,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.messages import LoadRequest
 from medusa_chat.trees.auto_tree import source_tree
 from medusa_chat.trees.presets import load_tree
+from medusa_chat.trees.shapes import chain
 from medusa_chat.units import number
 
 PROMPTS = (
@@ -27,6 +28,7 @@ PROMPTS = (
     "Why are you fast?",
     "What movies are playing near me this weekend?",
 )
+CHAIN = 32  # nodes of the longest draft that is timed of a model without heads
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class BenchContext:
     """One loaded model and how it is measured. budget: seconds of a study for one figure.
     prompts: a file of questions; questions: how many of them, evenly spread, None: all. nodes: of
     the tree; None: as many as should pay. draft: the folder of a draft model for assisted
-    generation. llama_cpp, vllm: Python of their environments; vllm_heads: a checkpoint whose heads
-    vLLM can read."""
+    generation. vllm: Python of its environment; vllm_heads: a checkpoint whose heads vLLM can
+    read."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -48,7 +50,6 @@ class BenchContext:
     questions: int | None = None
     nodes: int | None = None
     draft: Path | None = None
-    llama_cpp: Path | None = None
     vllm: Path | None = None
     vllm_heads: Path | None = None
 
@@ -59,7 +60,9 @@ class BenchContext:
 
     @property
     def source(self) -> Tree:
-        """The whole tree that `--tree auto` cuts."""
+        """The whole tree that `--tree auto` cuts; without heads a chain of CHAIN nodes."""
+        if not self.loaded.info.heads:
+            return chain(CHAIN - 1)
         return source_tree(self.loaded.calibration, self.loaded.info.heads)
 
     @property
@@ -98,6 +101,7 @@ def machine(context: BenchContext, prompts: int) -> dict[str, Any]:
     info, device = context.loaded.info, context.loaded.engine.backbone.device
     is_auto = context.tree == "auto"
     shape = info.tree_reason if is_auto else f"{len(load_tree(context.tree))} nodes"
+    shape = shape if info.heads else "no heads, prompt lookup drafts a chain"
     words = f"{describe_device(device)}; steps by {context.loaded.engine.backend.name}"
     return {
         "device": f"{info.device} ({words}, {os.cpu_count()} cores)",

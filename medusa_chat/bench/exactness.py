@@ -68,7 +68,7 @@ def _rows(
     context.progress(name)
     runs = answers(context, asked, settings)
     plain = runs["none"]
-    for drafter in DRAFTERS:
+    for drafter in drafters_of(context):
         found = differences(context, plain, runs[drafter], settings)
         steps = sum(run.steps for run in runs[drafter])
         rate = sum(run.stepped for run in runs[drafter]) / max(steps, 1)
@@ -87,7 +87,7 @@ def answers(
 ) -> dict[str, list[Run]]:
     """Every question answered by every drafter, "none" first, as in the page; a prompt is read once
     for all. Raises ContextError where an answer has no space."""
-    found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *DRAFTERS)}
+    found: dict[str, list[Run]] = {drafter: [] for drafter in ("none", *drafters_of(context))}
     for number, question in enumerate(asked, start=1):
         context.progress(f"question {number} of {len(asked)}")
         for drafter, runs in found.items():
@@ -95,6 +95,11 @@ def answers(
             wanted = replace(settings, drafter=drafter, nodes=nodes)
             runs.append(page_run(context, question, wanted, keeps=drafter != "none"))
     return found
+
+
+def drafters_of(context: BenchContext) -> list[str]:
+    """Those of DRAFTERS that the model has."""
+    return [name for name in DRAFTERS if context.loaded.info.heads or name != "medusa"]
 
 
 def differences(

@@ -1,297 +1,270 @@
-"""Studies "drafters" and "peers": our decoding, and other programs with the same weights.
+"""Study "peers": GGUF files by our decoding and by llama.cpp's own `llama-bench`, in turns.
 
-Each of these runs in a process with its own Python (assets/benchmarks/peer.py).
+Each file is loaded in a process of its own, as `generate` loads it, so that the peak of its memory
+is that of the model alone. llama.cpp is whatever `llama-bench` the user has; none is built here.
 """
 
-import json
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import median
+from time import perf_counter
 from typing import Any
 
+import torch
+
 from medusa_chat import paths
-from medusa_chat.bench.answers import (
-    NO_STEP,
-    AnswerFunction,
-    Question,
-    Run,
-    fastest,
-    fastest_of_rounds,
-    page_run,
-    parting,
-    per_step,
-    questions,
-    rate,
-)
-from medusa_chat.bench.context import BenchContext
-from medusa_chat.bench.hf_baseline import (
-    HFBaseline,
-    backbone_folder,
-    compiled,
-    no_compiler,
-    read_baseline,
-)
+from medusa_chat.bench.answers import Run, parting, per_step, rate, rotated, spread
+from medusa_chat.bench.file_process import FileProcess
+from medusa_chat.bench.llama_bench import LlamaBench, LlamaBenchFailed
 from medusa_chat.bench.rows import Row, row, unmeasured
-from medusa_chat.bench.speed import DTYPES, LOOKUP
-from medusa_chat.checkpoints import devices
-from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.vllm_export import export_vllm
-from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.checkpoints.devices import most_threads, torch_threads
+from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, read_gguf
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.machine import cpu_name
+from medusa_chat.errors import UsageError
 from medusa_chat.gguf_files import is_gguf, parts_of
 from medusa_chat.messages import LoadRequest
+from medusa_chat.training.conversations import read_conversations
+from medusa_chat.units import gb
 
-PLAIN = "ours, plain"
-OURS = {
-    PLAIN: "none",
-    "ours, prompt lookup": "prompt-lookup",
-    "ours, medusa": "medusa",
-    "ours, auto": "auto",
-}
-COMPILED = ", static and compiled"
-COUNTED = "decoding without the prompt; of an answer the fastest round"
-SCRIPT = ("benchmarks", "peer.py")  # of assets/; it is in a checkout only
+READ = 250_000_000  # float32 numbers, 1 GB, whose sum is the memory's bandwidth
+LARGE, FEW = 3 * 10**9, 16  # bytes of a file from which an answer has so few tokens
+LLAMA, PLAIN, DEFAULT = "llama.cpp", "plain", "default"
+QUIET = 0.5  # of a core's work by others, from which the figures are called noisy
+COMMAND = "medusa-chat bench --study peers"
+PROMPTS_FILE = ("benchmarks", "peers.jsonl")  # of assets/; it is in a checkout only
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A program and the model it serves. python: of its environment, None where no option named it.
-    model: a GGUF file or a folder. options: of vLLM's class. why: the reason it cannot run."""
+class Peers:
+    """What to measure. request: how every file is loaded, without its name. files: GGUF files.
+    asked: (text, category) of the prompts that the default answers. tokens: of an answer."""
 
-    name: str
-    program: str
-    python: Path | None
-    model: Path | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    request: LoadRequest
+    files: Sequence[Path]
+    asked: Sequence[tuple[str, str]]
+    rounds: int
+    tokens: int
+    llama: LlamaBench
+    progress: Callable[[str], None]
+
+
+@dataclass
+class FileFigures:
+    """The figures of one file, a value for each round. bandwidth: bytes a second."""
+
+    llama: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    bandwidth: list[float] = field(default_factory=list)
+    llama_peak: int = 0
     why: str = ""
 
 
-class PeerFailed(Exception):
-    """A peer gave no answers; the message says why."""
+def run_peers(
+    request: LoadRequest,
+    files: Sequence[Path],
+    program: Path | None,
+    *,
+    rounds: int,
+    max_new_tokens: int,
+    progress: Callable[[str], None],
+    prompts: Path | None = None,
+    questions: int | None = None,
+) -> dict[str, Any]:
+    """Measure every file. program: llama-bench, None for that on the PATH. prompts: a file of
+    questions, of which `questions` of each category are asked; None for the repository's. Raises
+    UsageError for what is no GGUF file."""
+    if not files:
+        raise UsageError("--study peers compares GGUF files: name each with --file FILE.gguf")
+    for file in files:
+        if not is_gguf(file.name) or not file.is_file():
+            raise UsageError(f"{file} is no GGUF file: name each with --file FILE.gguf")
+    asked = asked_by_category(prompts, questions, progress)
+    llama = LlamaBench(program)
+    return measure(Peers(request, files, asked, rounds, max_new_tokens, llama, progress))
 
 
-def drafters(context: BenchContext) -> Iterator[Row]:
-    """As "peers", for our own decoding alone: the drafters take turns on the same questions."""
-    asked = questions(context)
-    found = fastest_of_rounds(context, asked, _ours(context), context.rounds)
-    yield from _rows(asked, found, dict.fromkeys(OURS, context.loaded.info.precision))
+def asked_by_category(
+    prompts: Path | None, count: int | None, progress: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """(text, category) of the first questions of a file's rows, of each category `count`, evenly
+    spread. Raises UsageError."""
+    file = prompts or paths.asset(*PROMPTS_FILE)
+    if not file.is_file():
+        raise UsageError("assets/benchmarks is in a checkout only: name questions with --prompts")
+    read = read_conversations(file, prompts=True)
+    for note in read.notes:
+        progress(note)
+    by_category: dict[str, list[str]] = {}
+    for one in read.conversations:
+        by_category.setdefault(one.category, []).append(one.asked[0])
+    return [(t, name) for name, texts in by_category.items() for t in spread(texts, count)]
 
 
-def peers(context: BenchContext) -> Iterator[Row]:
-    """Tokens a second of every program on the same questions at temperature 0, without the prompt;
-    tokens a step where it drafts; and how much of plain decoding's texts it gives.
-
-    What runs in this process goes in turns, half of the rounds before the other programs and half
-    after them; these run one after another. A first answer of each is not counted.
-    """
-    asked, early = questions(context), (context.rounds + 1) // 2
-    functions, missing = _own(context, asked)
-    found = fastest_of_rounds(context, asked, functions, early)
-    notes = dict.fromkeys(OURS, context.loaded.info.precision)
-    with TemporaryDirectory() as kept:
-        for peer in _others(context, Path(kept)):
-            context.progress(f"asking {peer.name}")
-            try:
-                found[peer.name], notes[peer.name] = ask(
-                    context, peer, asked, devices.most_threads(), Path(kept)
-                )
-            except PeerFailed as error:
-                missing[peer.name] = str(error)
-    late = fastest_of_rounds(context, asked, functions, context.rounds - early)
-    for name, runs in late.items():
-        found[name] += runs
-    yield from _rows(asked, found, notes)
-    for name, why in missing.items():
-        yield unmeasured(name, "tokens/s", why)
+def measure(wanted: Peers) -> dict[str, Any]:
+    """The rows of every file, as other studies give them."""
+    told = machine()
+    if "noisy" in told["load"]:
+        wanted.progress(told["load"])
+    rows = [one for file in wanted.files for one in _rows_of(wanted, file)]
+    return {"machine": told | {"llama.cpp": wanted.llama.version}, "rows": rows, "verdict": ""}
 
 
-def _own(
-    context: BenchContext, asked: Sequence[Question]
-) -> tuple[dict[str, AnswerFunction], dict[str, str]]:
-    """The contestants in this process, each warmed up by an answer, and why others do not run."""
-    functions = _ours(context)
-    room = max(len(question.ids) for question in asked) + context.max_new_tokens
-    static = compiled(context.loaded.engine.backbone.device, room)
-    lookup = {"prompt_lookup_num_tokens": LOOKUP}
-    for dtype in DTYPES:
-        baseline, name = read_baseline(context, dtype), f"transformers, {dtype}"
-        for words, options in (("", {}), (", prompt lookup", lookup), (COMPILED, static)):
-            functions[name + words] = partial(_stock, baseline, options)
-    missing: dict[str, str] = {}
-    for name, function in functions.items():
-        context.progress(f"warming up: {name}")
-        if why := _warm_up(context, name, function, asked[0]):
-            missing[name] = why
-    return {name: f for name, f in functions.items() if name not in missing}, missing
-
-
-def _ours(context: BenchContext) -> dict[str, AnswerFunction]:
+def machine() -> dict[str, Any]:
+    """The processor, the threads that both programs get, and how busy others keep it."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    noisy = "; other programs run: the figures are noisy" if load > QUIET else ""
     return {
-        name: partial(page_run, context, settings=GenerationSettings(drafter=drafter, seed=0))
-        for name, drafter in OURS.items()
+        "device": f"cpu ({cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {cores} cores)",
+        "threads": most_threads(),
+        "load": f"{load:.1f} before the start, of {cores} cores{noisy}",
+        "torch": torch.__version__,
     }
 
 
-def _stock(baseline: HFBaseline, options: Mapping[str, Any], question: Question) -> Run:
-    """transformers' answer with all threads, which every program here has."""
-    with devices.torch_threads(devices.most_threads()):
-        return baseline.answer(question, **options)[0]
+def _rows_of(wanted: Peers, file: Path) -> Iterator[Row]:
+    """The rows of a file: what is measured in turns, then whole answers to prompts."""
+    header = read_gguf(LocalFolder(file.parent), file.name)
+    size = sum((file.parent / part).stat().st_size for part in parts_of(file.name))
+    tokens = min(wanted.tokens, FEW) if size > LARGE else wanted.tokens
+    wanted.progress(f"{file.name}: loading")
+    request = LoadRequest(**{**vars(wanted.request), "checkpoint": str(file), "backbone": None})
+    with FileProcess(request, tokens) as ours:
+        figures = _in_turns(wanted, file, tokens, ours)
+        answers = list(_answers(wanted, file, ours))
+        peak = ours.peak()
+    kind, first = ours.kind, ours.first_answer
+    yield from _speed_rows(file, figures, read_bytes(header), f"{tokens} tokens; {kind}")
+    yield from _answer_rows(file, figures, answers, tokens)
+    yield from _memory_rows(file, figures, size, peak)
+    note = "from the start of the process, its imports included, to the first token"
+    yield _named(row(f"{file.name}: first answer", [first], "s", note=note))
 
 
-def _warm_up(context: BenchContext, name: str, function: AnswerFunction, question: Question) -> str:
-    """One answer; the reason where torch.compile cannot make the step of it."""
-    if not name.endswith(COMPILED):
-        function(question)
-        return ""
-    if why := no_compiler(context.loaded.info.device):
-        return why
-    try:
-        function(question)
-    except RuntimeError as error:
-        return f"torch.compile failed: {str(error).strip().partition(chr(10))[0][:200]}"
-    return ""
+def _in_turns(wanted: Peers, file: Path, tokens: int, ours: FileProcess) -> FileFigures:
+    """Memory bandwidth, llama.cpp and plain decoding in each round, in an order that changes."""
+    found = FileFigures()
 
+    def llama() -> None:
+        if found.why:
+            return
+        try:
+            speed, peak = wanted.llama.run(file, tokens, most_threads(), ours.device)
+        except LlamaBenchFailed as error:
+            found.why = str(error)
+            return
+        found.llama.append(speed)
+        found.llama_peak = max(found.llama_peak, peak)
 
-def _others(context: BenchContext, kept: Path) -> Iterator[Peer]:
-    """The programs with their own Python. kept: a folder for files that they read."""
-    file, of_llama = Checkpoint.find(context.request).source, ("llama.cpp", context.llama_cpp)
-    if context.llama_cpp is None or not is_gguf(file.name):
-        why = "needs --llama-cpp PYTHON and a GGUF file as the backbone"
-        yield Peer("llama.cpp", *of_llama, why=why)
-    else:
-        yield Peer(f"llama.cpp, {file.name}", *of_llama, file)
-        whole = write_as_bf16(file, kept / "bf16.gguf")
-        yield Peer("llama.cpp, its weights in bf16", *of_llama, whole)
-    folder, of_vllm = backbone_folder(context), ("vllm", context.vllm)
-    yield Peer("vLLM, bf16, eager", *of_vllm, folder)
-    yield Peer("vLLM, bf16, compiled", *of_vllm, folder, {"enforce_eager": False})
-    yield _with_heads(context, kept, folder)
-
-
-def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Peer:
-    """vLLM with exported heads. folder: the backbone that it serves."""
-    peer = Peer("vLLM, bf16, eager, exported heads", "vllm", context.vllm, folder)
-    if context.vllm is None or context.vllm_heads is None:
-        return replace(peer, why="needs --vllm PYTHON and --vllm-heads DIR, heads of --no-root")
-    request = LoadRequest(str(context.vllm_heads), str(folder), offline=True)
-    try:
-        *_, (_, exported) = export_vllm(request, kept / "heads")
-    except MedusaChatError as error:
-        return replace(peer, why=str(error))
-    assert exported is not None
-    return replace(peer, options=exported.options)
-
-
-def _rows(
-    asked: Sequence[Question], found: Mapping[str, Sequence[Run]], notes: Mapping[str, str]
-) -> Iterator[Row]:
-    """The rows over the questions to which every program has a timed answer."""
-    chosen = {name: fastest(runs) for name, runs in found.items()}
-    timed = [q for q in map(id, asked) if all(q in runs for runs in chosen.values())]
-    if not timed:
-        raise UsageError(NO_STEP)
-    best = {name: [runs[q] for q in timed] for name, runs in chosen.items()}
-    for name, runs in best.items():
-        yield _speed(name, runs, best[PLAIN], "; ".join((notes.get(name, ""), COUNTED)).strip("; "))
-    for name, runs in best.items():
-        if any(run.steps < run.stepped for run in runs):
-            yield per_step(f"{name}: tokens a step", runs)
-    for name, runs in best.items():
-        yield _same_text(name, runs, best[PLAIN])
-
-
-def _speed(name: str, runs: Sequence[Run], plain: Sequence[Run], note: str) -> Row:
-    """Tokens per second over all answers; minimum and maximum are of single answers."""
-    value = rate(runs)
-    found = row(name, [run.rate for run in runs], "tokens/s", PLAIN, note=note, value=value)
-    return {**found, "ratio": value / rate(plain)}
-
-
-def _same_text(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> Row:
-    """The share of plain decoding's tokens that the answers have, up to the first that differs."""
-    wanted = [len(base.tokens) for base in plain]
-    places = [parting(run.tokens, base.tokens) for run, base in zip(runs, plain, strict=True)]
-    alike = [n if at is None else at for at, n in zip(places, wanted, strict=True)]
-    shares = [count / max(n, 1) for count, n in zip(alike, wanted, strict=True)]
-    note = f"up to the first that differs; {places.count(None)} of {len(places)} whole answers"
-    total = sum(alike) / max(sum(wanted), 1)
-    return row(f"{name}: same tokens", shares, f"of {PLAIN}'s", note=note, value=total)
-
-
-def ask(
-    context: BenchContext, peer: Peer, asked: Sequence[Question], threads: int, kept: Path
-) -> tuple[list[Run], str]:
-    """Its answers to every question in every round, and its versions in words. kept: a folder for
-    what is said. Raises PeerFailed."""
-    script = paths.asset(*SCRIPT)
-    why = peer.why or ("" if script.is_file() else "assets/benchmarks is in a checkout only")
-    if why or peer.python is None:
-        raise PeerFailed(why or f"needs --{peer.program.replace('.', '-')} PYTHON")
-    wish = {
-        "program": peer.program,
-        "model": str(peer.model),
-        "options": peer.options,
-        "prompts": [question.ids for question in asked],
-        "ends": sorted(context.loaded.engine.eos),
-        "tokens": context.max_new_tokens,
-        "rounds": context.rounds,
-        "threads": threads,
-    }
-    wish_file, said_file = kept / "asked.json", kept / "said.json"
-    wish_file.write_text(json.dumps(wish), "utf-8")
-    command = [str(peer.python), str(script), str(wish_file), str(said_file)]
-    _run(command)
-    said = json.loads(said_file.read_text("utf-8"))
-    runs = [
-        Run(question, tuple(a["tokens"]), a["steps"], float(a["stepped"]), a["seconds"])
-        for answers in said["rounds"]
-        for question, a in zip(asked, answers, strict=True)
+    turns: list[Callable[[], None]] = [
+        lambda: found.bandwidth.append(bandwidth()),
+        llama,
+        lambda: found.plain.append(ours.plain(tokens).rate),
     ]
-    return runs, ", ".join(f"{name} {version}" for name, version in said["versions"].items())
+    ours.plain(tokens)  # not counted
+    for number in range(wanted.rounds):
+        wanted.progress(f"{file.name}: round {number + 1} of {wanted.rounds}")
+        for turn in rotated(turns, number):
+            turn()
+    return found
 
 
-def _run(command: Sequence[str]) -> None:
-    """Raises PeerFailed with the last line that it printed."""
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
-        )
-    except OSError as error:
-        raise PeerFailed(f"{command[0]} does not start: {error.strerror}") from error
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        last = lines[-1] if lines else "it printed nothing"
-        raise PeerFailed(f"{command[0]} ended with {done.returncode}: {last[:300]}")
+def _answers(wanted: Peers, file: Path, ours: FileProcess) -> Iterator[tuple[str, Run, Run]]:
+    """(category, plain, default) of every prompt, the two in turns."""
+    for number, (text, category) in enumerate(wanted.asked):
+        wanted.progress(f"{file.name}: prompt {number + 1} of {len(wanted.asked)}")
+        by_name = {}
+        for drafter in rotated(("none", "auto"), number):
+            by_name[drafter] = ours.answer(text, drafter)
+        yield category, by_name["none"], by_name["auto"]
 
 
-def write_as_bf16(file: Path, output: Path) -> Path:
-    """A GGUF file, of all its parts, with the same weights in bf16 (vectors in fp32), and the same
-    metadata."""
-    import gguf  # all else works without it
+def bandwidth() -> float:
+    """Bytes a second that as many threads as decode read: the median of five sums over 1 GB."""
+    with torch_threads(most_threads()):
+        values = torch.ones(READ)
+        seconds = []
+        for _ in range(5):
+            started = perf_counter()
+            values.sum()
+            seconds.append(perf_counter() - started)
+    return 4 * READ / median(seconds)
 
-    readers = [gguf.GGUFReader(file.with_name(name)) for name in parts_of(file.name)]
-    reader = readers[0]
-    architecture = reader.fields[gguf.Keys.General.ARCHITECTURE].contents()
-    writer = gguf.GGUFWriter(output, architecture)
-    left_out = (gguf.Keys.General.ARCHITECTURE, gguf.Keys.General.FILE_TYPE)
-    for name, entry in reader.fields.items():
-        if name in left_out or name.startswith(("GGUF.", "split.")):
+
+def read_bytes(header: GgufHeader) -> int:
+    """Bytes of the file that a plain step reads: every tensor, of experts as many as a token uses,
+    without an embedding that is not the LM head."""
+    tensors = dict(header.tensors)
+    if "output.weight" in tensors:
+        tensors.pop("token_embd.weight", None)
+    family = header.metadata.get("general.architecture", "")
+    used = header.metadata.get(f"{family}.expert_used_count", 1)
+    experts = header.metadata.get(f"{family}.expert_count", 1) or 1
+    share = used / experts if used else 1
+    return int(sum(t.bytes * (share if "_exps" in n else 1) for n, t in tensors.items()))
+
+
+def _speed_rows(file: Path, figures: FileFigures, read: int, note: str) -> Iterator[Row]:
+    """llama.cpp's speed, ours, and how near ours is to what the memory gives."""
+    name, llama = file.name, f"{file.name}: {LLAMA}"
+    if figures.llama:
+        yield _named(row(llama, figures.llama, "tokens/s", note=note.partition(";")[0]))
+        both = {"against": llama, "baseline": figures.llama}
+    else:
+        yield unmeasured(llama, "tokens/s", figures.why)
+        both = {}
+    yield _named(row(f"{name}: {PLAIN}", figures.plain, "tokens/s", note=note, **both))
+    speeds = [1e-9 * value for value in figures.bandwidth]
+    yield _named(row(f"{name}: memory bandwidth", speeds, "GB/s", note="a sum over 1 GB"))
+    shares = [r * read / b for r, b in zip(figures.plain, figures.bandwidth, strict=True)]
+    note = f"a plain step reads {gb(read)} of the file"
+    yield _named(row(f"{name}: share of the bandwidth", shares, "of 1", note=note))
+
+
+def _answer_rows(
+    file: Path, figures: FileFigures, answers: Sequence[tuple[str, Run, Run]], tokens: int
+) -> Iterator[Row]:
+    """Of each category of prompts: the default against plain decoding of the same prompts."""
+    for category in dict.fromkeys(found[0] for found in answers):
+        pairs = [(p, d) for of, p, d in answers if of == category and p.steps and d.steps]
+        where, label = f" on {category}" if category else "", f"{file.name}: "
+        if not pairs:
+            yield unmeasured(f"{label}{DEFAULT}{where}", "tokens/s", "no answer has a step")
             continue
-        kind, inner = entry.types[0], entry.types[-1]
-        sub_type = inner if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, entry.contents(), kind, sub_type=sub_type)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    for tensor in chain.from_iterable(one.tensors for one in readers):
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        wanted = gguf.GGMLQuantizationType.BF16 if values.ndim > 1 else None
-        data = values if wanted is None else gguf.quantize(values, wanted)
-        writer.add_tensor(tensor.name, data, raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return output
+        plain, drafted = ([pair[at] for pair in pairs] for at in (0, 1))
+        note = f"{len(pairs)} prompts, at most {tokens} tokens, without the prompt"
+        if figures.llama:
+            note += f"; {rate(drafted) / median(figures.llama):.2f} x llama.cpp"
+        yield _rates(f"{label}{PLAIN}{where}", plain, None, note)
+        yield _rates(f"{label}{DEFAULT}{where}", drafted, plain, note)
+        yield _named(per_step(f"{label}tokens a step{where}", drafted))
+        same = [
+            float(parting(p.tokens, d.tokens) is None) for p, d in zip(plain, drafted, strict=True)
+        ]
+        total = sum(same) / len(same)
+        yield _named(row(f"{label}same text{where}", same, "of answers", value=total))
+
+
+def _rates(name: str, runs: Sequence[Run], plain: Sequence[Run] | None, note: str) -> Row:
+    """Tokens per second over all answers; minimum and maximum are of single answers."""
+    found = row(name, [run.rate for run in runs], "tokens/s", note=note, value=rate(runs))
+    if plain is not None:
+        found |= {"against": name.replace(DEFAULT, PLAIN), "ratio": rate(runs) / rate(plain)}
+    return _named(found)
+
+
+def _memory_rows(file: Path, figures: FileFigures, size: int, peak: int) -> Iterator[Row]:
+    """The peaks of both processes, in GB, against the bytes of the file."""
+    label, of_file = f"{file.name}: peak memory", [1e-9 * size]
+    note = "the process's, the part of the file that it maps included"
+    for name, value in ((label, peak), (f"{label}, {LLAMA}", figures.llama_peak)):
+        if not value:
+            yield unmeasured(name, "GB", figures.why or "only on Linux")
+            continue
+        yield _named(row(name, [1e-9 * value], "GB", f"the file, {gb(size)}", of_file, note))
+
+
+def _named(found: Row) -> Row:
+    return {**found, "command": COMMAND}

@@ -6,13 +6,14 @@ from typing import Any
 
 from medusa_chat.bench.answers import questions
 from medusa_chat.bench.context import PROMPTS, BenchContext, machine, read_model
+from medusa_chat.bench.drafters import drafters
 from medusa_chat.bench.exactness import exactness
 from medusa_chat.bench.load import memory_and_load, turns
-from medusa_chat.bench.peers import drafters, peers
 from medusa_chat.bench.random_model import SHAPES, RandomModel, load_shape
 from medusa_chat.bench.rows import Row, unmeasured
 from medusa_chat.bench.speed import race
 from medusa_chat.bench.steps import contexts, node_counts
+from medusa_chat.bench.vllm import programs
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 
@@ -28,9 +29,10 @@ STUDIES: dict[str, Study] = {
 }
 NAMED: dict[str, Study] = {  # run only where they are named: they need files or hours
     "drafters": drafters,
-    "peers": peers,
+    "vllm": programs,
     "exactness": exactness,
 }
+ALONE = ("peers",)  # loads GGUF files anew (peers.py)
 OF_SHAPES = ("steps", "turns", "context")
 
 
@@ -44,14 +46,9 @@ def run(
     studies: Sequence[str] = (),
     **inputs: Any,
 ) -> dict[str, Any]:
-    """Measure a checkpoint with heads. studies: names; without any, all of STUDIES. inputs: more
-    fields of BenchContext. Returns {"machine", "rows", "verdict"}. Raises
-    UsageError without heads."""
+    """Measure a model. studies: names; without any, all of STUDIES. inputs: more fields of
+    BenchContext. Returns {"machine", "rows", "verdict"}. Raises UsageError."""
     loaded = read_model(request, progress)
-    if not loaded.info.heads:
-        raise UsageError(
-            f"{loaded.info.name} has no Medusa heads to measure: give a checkpoint that has"
-        )
     context = BenchContext(request, loaded, tree, rounds, max_new_tokens, progress, **inputs)
     chosen = _chosen(studies or tuple(STUDIES), (*STUDIES, *NAMED))
     rows = [row for name in chosen for row in _rows(name, context)]
@@ -106,6 +103,7 @@ def _chosen(studies: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 
 def result_of(context: BenchContext, prompts: int, rows: list[Row]) -> dict[str, Any]:
-    """The result to show and write; the verdict is the tree of `--tree auto` and the reason."""
-    verdict = f"--tree auto: {context.loaded.info.tree_reason}."
+    """The result to show and write; the verdict is what the default drafts with, and why."""
+    info = context.loaded.info
+    verdict = f"--tree auto: {info.tree_reason}." if info.heads else f"{info.name} has no heads."
     return {"machine": machine(context, prompts), "rows": rows, "verdict": verdict}

@@ -28,8 +28,10 @@ from medusa_chat.bench.hf_baseline import (
 )
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.checkpoints.devices import most_threads, torch_threads
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
+from medusa_chat.gguf_files import is_gguf
 
 HOSTILE = (  # prompts with answers that no draft predicts well: digits, other scripts, one word
     "Repeat after me: 48151623426180339887498948482045868343656",
@@ -46,6 +48,7 @@ DTYPES = ("float32", "bfloat16")
 LOOKUP = 10  # tokens that transformers' own prompt lookup proposes: its documentation's value
 DRAFTED = 4  # tokens of the draft model at each step
 DRAFTS = ("-lookup", "-assisted")  # of generate: not plain decoding
+FILE = "transformers would unpack the GGUF file: --study peers compares it with llama.cpp"
 
 
 @dataclass
@@ -77,7 +80,7 @@ def race(context: BenchContext) -> Iterator[Row]:
     `generate`'s do."""
     context.loaded.said = None
     prompts, hostile = ([question_of(context, t) for t in texts] for texts in (PROMPTS, HOSTILE))
-    ours = [_ours(name, context) for name in OURS]
+    ours = [_ours(name, context) for name in names_of(context)]
     longest = max(len(question.ids) for question in prompts)
     why = no_compiler(context.loaded.info.device)
     groups = [*([other] for other in hf_contestants(context, longest, not why)), ours]
@@ -89,17 +92,25 @@ def race(context: BenchContext) -> Iterator[Row]:
                 _wake(contestant, prompts)
             _run_round(group, prompts, TURNS if group is ours else 1)
     by_name = {c.name: c for group in groups for c in group}
-    rounds = [runs for name in ("plain", "medusa") for runs in by_name[name].runs[1:]]
+    rounds = [runs for one in ours for runs in one.runs[1:]]
     if not all(any(run.steps for run in runs) for runs in rounds):
         raise UsageError("the answers end before the first step: raise --max-new-tokens")
     yield from _rates(by_name)
     yield from _steps(by_name)
     yield from _hostile(context, by_name, hostile)
+    if is_gguf(Checkpoint.find(context.request).source.name):
+        yield unmeasured("generate", "tokens/s", FILE)
+        return
     if not any(name.endswith("-assisted") for name in by_name):
         missing = "there is no draft model with this vocabulary: give one with --draft"
         yield unmeasured("generate, assisted", "tokens/s", missing)
     if why:
         yield unmeasured("generate, static and compiled", "tokens/s", why)
+
+
+def names_of(context: BenchContext) -> list[str]:
+    """Those of OURS that the model has."""
+    return [name for name in OURS if context.loaded.info.heads or name != "medusa"]
 
 
 def _ours(name: str, context: BenchContext) -> Contestant:
@@ -143,33 +154,35 @@ def _run_round(group: list[Contestant], prompts: list[Question], turns: int) -> 
 def _rates(by_name: dict[str, Contestant]) -> Iterator[Row]:
     """Tokens a second, all against the fastest plain `generate` of any precision."""
     rates = {name: contestant.rates for name, contestant in by_name.items()}
-    plain_generate = [name for name in by_name if name not in OURS and not name.endswith(DRAFTS)]
+    names, ours = ([n for n in by_name if (n in OURS) is own] for own in (False, True))
+    plain_generate = [name for name in names if not name.endswith(DRAFTS)] or ["plain"]
     fastest = max(plain_generate, key=lambda n: median(rates[n]))
-    names = [n for n in by_name if n not in OURS]
-    for name in [*names, "generate", *OURS]:
+    for name in [*names, *(["generate"] if names else []), *ours]:
         real = fastest if name == "generate" else name
-        against = fastest if name == "generate" else f"generate ({fastest})"
+        against = fastest if name == "generate" or not names else f"generate ({fastest})"
         command, values = by_name[real].command, rates[real]
         note = f"compiling took {by_name[real].seconds[0]:.0f} s, not counted"
         note = note if real.endswith("-static") else ""
         yield row(name, values, "tokens/s", against, rates[fastest], note, command=command)
-    for name in OURS[1:]:
+    for name in ours[1:] if names else ():
         label = f"{name} / plain"
         yield row(label, rates[name], "tokens/s", "plain", rates["plain"], command=COMMAND)
 
 
 def _steps(by_name: dict[str, Contestant]) -> Iterator[Row]:
-    plain, medusa = by_name["plain"].runs[1:], by_name["medusa"].runs[1:]
-    ours = by_name["medusa"].command
+    """Steps of the heads' drafts, or where there are none of the default's."""
+    drafter = "medusa" if "medusa" in by_name else "auto"
+    plain, medusa = by_name["plain"].runs[1:], by_name[drafter].runs[1:]
+    ours = by_name[drafter].command
     rates, base = [rate(runs) for runs in medusa], [rate(runs) for runs in plain]
-    label, without = "medusa, without prefill", "plain, without prefill"
+    label, without = f"{drafter}, without prefill", "plain, without prefill"
     yield row(label, rates, "tokens/s", without, base, command=ours)
     lengths = [sum(r.stepped for r in runs) / sum(r.steps for r in runs) for runs in medusa]
     yield row("acceleration rate", lengths, "tokens/step", command=ours)
     each, base = ([1e3 * mean_step(runs) for runs in found] for found in (medusa, plain))
     yield row("plain step", base, "ms", command=by_name["plain"].command)
     yield row("tree step", each, "ms", "plain step", base, command=ours)
-    for name in OURS[1:]:
+    for name in [n for n in OURS[1:] if n in by_name]:
         last = zip(by_name[name].runs[-1], by_name["plain"].runs[-1], strict=True)
         same = [float(a.tokens == b.tokens) for a, b in last]
         label = "identical to plain" if name == "medusa" else f"identical to plain, {name}"
@@ -201,7 +214,9 @@ def _hostile(
 def hf_contestants(context: BenchContext, longest: int, compiles: bool) -> Iterator[Contestant]:
     """transformers' generate on the published model in fp32 and bf16: with our number of threads
     and with the most, with its own prompt lookup, with a draft model, and compiled. longest: tokens
-    of a prompt."""
+    of a prompt. None for a GGUF file, which transformers unpacks to 16 or 32 bits."""
+    if is_gguf(Checkpoint.find(context.request).source.name):
+        return
     threads, most = torch.get_num_threads(), most_threads()
     for dtype in DTYPES:
         baseline, name = read_baseline(context, dtype), f"generate-{dtype}"

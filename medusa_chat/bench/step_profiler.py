@@ -1,20 +1,21 @@
 """StepProfiler: times whole decoding steps at simulated fill levels of the cache."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 
 from medusa_chat.bench.step_costs import StepCosts
-from medusa_chat.decoding.draft import Drafter, PromptLookup
+from medusa_chat.decoding.draft import Autoregressive, Drafter, Plan, with_chain
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState
-from medusa_chat.decoding.tree import Tree
+from medusa_chat.decoding.tree import ROOT, Tree
 
 Clock = Callable[[], float]
-SIZES = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # nodes of the steps that are timed
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # nodes of the steps that are timed
 SHORT, LONG = 128, 4096  # tokens in the cache
 MOST_BYTES = 2**28  # bytes of a CPU's cache that measuring may write for the first time
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
@@ -125,6 +126,18 @@ class _Timing:
         return self.clock() - started
 
 
+class Chain(Autoregressive):
+    """Drafts the same tokens at every step, each the child of the one before."""
+
+    def __init__(self, tokens: Sequence[int], device: torch.device) -> None:
+        super().__init__(device)
+        if tokens:
+            self._root = replace(with_chain(ROOT, 1, 0, tokens, device), sources=())
+
+    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
+        return self._root
+
+
 class StepProfiler:
     """Runs single steps of an engine between two answers, with any number of tokens in the
     cache."""
@@ -168,8 +181,7 @@ class StepProfiler:
             if heads is not None:
                 made: Drafter = Medusa(heads, backbone, self._tree.head(nodes))
             else:
-                made = PromptLookup(nodes, backbone.device)
-                made.plan([self._root_id] * 2, 0)  # a text that repeats
+                made = Chain([self._root_id] * (nodes - 1), backbone.device)
             self._drafters[nodes] = made
         return self._drafters[nodes]
 

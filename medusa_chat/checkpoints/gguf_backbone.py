@@ -354,7 +354,7 @@ def _origin(found: Checkpoint, file: Path, stored: str) -> Origin:
 
 def _write_settings(folder: Path, weights: GgufWeights, config: Any, stored: str) -> None:
     _write_config(folder, weights.header, config, stored)
-    write_tokenizer(folder, weights.file, weights.header.metadata)
+    write_tokenizer(folder, weights.file)
 
 
 def _write_config(folder: Path, header: GgufHeader, config: Any, stored: str) -> None:

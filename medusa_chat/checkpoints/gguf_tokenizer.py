@@ -4,16 +4,26 @@ Built here of its parts: the classes of transformers add tokens of their own, wh
 the embeddings, and write what is not of the byte alphabet (DeepSeek's <｜User｜>) in bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.tokenization_utils_base import generate_merges
 
 from medusa_chat.checkpoints.chat_template import renderer
-from medusa_chat.checkpoints.layouts.text_splits import BEGUN, SPLITS, UNSPLIT, WHOLE
+from medusa_chat.checkpoints.layouts.gguf_header import (
+    KINDS,
+    MERGES,
+    MODEL,
+    SCORES,
+    TEMPLATE,
+    TOKENS,
+    read_vocabulary,
+)
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.layouts.text_splits import BEGUN, SPLIT, SPLITS, UNSPLIT, WHOLE
 from medusa_chat.decoding.detokenizer import BYTES, CHARACTERS
 from medusa_chat.errors import ModelError, UsageError, first_line, is_panic
 
@@ -25,33 +35,29 @@ USUAL = {"bos": 1, "eos": 2, "unknown": 0}  # ids of sentencepiece's, where a fi
 BEGIN = "{{ bos_token }}"
 STRIPS = ("phi-3", "phi3")  # names of models in whose files space behind a special token is none
 KEEPS = ("<unk>", "<s>", "<|endoftext|>")  # but for these tokens
-NAME, ADDS = "general.name", "tokenizer.ggml.add_bos_token"
+NAME, FAMILY = "general.name", "general.architecture"
+ADDS, ADDS_EOS = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"
+PREFIX = "tokenizer.ggml.add_space_prefix"
+ALPHABET = frozenset(BYTES)
 
 
-def write_tokenizer(folder: Path, file: Path, metadata: Mapping[str, Any]) -> None:
-    """Save it into a folder. metadata: of the file's header. What lies beside the file is not read,
-    which `from_pretrained` would do. Raises ModelError for one that cannot be built."""
+def write_tokenizer(folder: Path, file: Path) -> None:
+    """Save the tokenizer of a GGUF file into a folder. What lies beside the file is not read, which
+    `from_pretrained` would do. Raises ModelError for one that cannot be built."""
+    vocabulary = read_vocabulary(LocalFolder(file.parent, only=file.name), file.name)
     try:
-        from transformers.integrations.gguf import get_gguf_tokenizer
-    except ImportError as error:
-        raise ModelError(
-            "GGUF files need transformers 5.23: pip install -U transformers"
-        ) from error
-    try:
-        family, vocabulary, options = get_gguf_tokenizer(str(file))
-        _tokenizer(family, vocabulary, options, metadata).save_pretrained(folder)
+        _tokenizer(vocabulary).save_pretrained(folder)
     except BaseException as error:  # all kinds, for odd vocabularies
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         raise ModelError(f"the tokenizer in {file} cannot be read: {first_line(error)}") from error
 
 
-def _tokenizer(
-    family: str, vocabulary: dict[str, Any], options: Mapping[str, Any], metadata: Mapping[str, Any]
-) -> PreTrainedTokenizerFast:
-    kind, split = vocabulary["tokenizer_type"], str(vocabulary.get("pre_tokenizer_type"))
+def _tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """metadata: of a file, with its vocabulary whole."""
+    kind, split = metadata[MODEL], str(metadata.get(SPLIT))
     kind = "gemma4" if split in UNSPLIT else kind
-    tokens, kinds = vocabulary["tokens"], vocabulary.get("token_type") or ()
+    tokens, kinds = metadata[TOKENS], metadata.get(KINDS) or ()
     numbers = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ROLES}
     if kind == "llama":
         usual = {name: n for name, n in USUAL.items() if kinds[n : n + 1] in ([UNKNOWN], [CONTROL])}
@@ -59,32 +65,48 @@ def _tokenizer(
     roles = {ROLES[name]: tokens[n] for name, n in numbers.items() if n is not None}
     if kind == "gpt2":
         known = {number for number in numbers.values() if number is not None}
-        backend = _byte_level(vocabulary, split, known)
+        backend = _byte_level(metadata, split, known)
     else:
-        backend = _sentencepiece(family, kind, vocabulary, roles.get("unk_token"))
-    _add_tokens(backend, vocabulary, str(metadata.get(NAME)).lower())
+        backend = _sentencepiece(kind, metadata, roles.get("unk_token"))
+    _add_tokens(backend, metadata)
     told = metadata.get(ADDS)
     begins = told if isinstance(told, bool) else kind == "llama" or split in BEGUN
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+    tokenizer = _around(
+        backend,
         **roles,
-        chat_template=options.get("chat_template"),
+        chat_template=metadata.get(TEMPLATE),
         add_bos_token=begins or kind == "gemma4",  # whatever the file says, as llama.cpp does
-        add_eos_token=bool(options.get("add_eos_token")),
+        add_eos_token=bool(metadata.get(ADDS_EOS)),
     )
     _begin_chats(tokenizer)
     return tokenizer
 
 
-def _byte_level(vocabulary: Mapping[str, Any], split: str, known: set[int]) -> Tokenizer:
+def _around(backend: Tokenizer, **named: Any) -> PreTrainedTokenizerFast:
+    """The tokenizer of transformers around one of the library's own, which it takes as classes of
+    its own do: what is given to it is copied through JSON, which takes as long as all else."""
+    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    tokenizer._tokenizer = backend
+    PreTrainedTokenizerFast.__init__(tokenizer, **named)
+    return tokenizer
+
+
+def _special(metadata: Mapping[str, Any]) -> Iterator[tuple[int, str, int]]:
+    """(id, text, kind) of each token that is found in a text as it is."""
+    tokens, kinds = metadata[TOKENS], metadata.get(KINDS) or ()
+    for number, kind in enumerate(kinds):
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED):
+            yield number, tokens[number], kind
+
+
+def _byte_level(metadata: Mapping[str, Any], split: str, known: set[int]) -> Tokenizer:
     """A vocabulary of bytes. known: ids of special tokens, whose texts are no bytes."""
-    kinds = vocabulary.get("token_type") or ()
-    known = known | {n for n, kind in enumerate(kinds) if kind in (UNKNOWN, CONTROL, USER_DEFINED)}
+    known = known | {number for number, _, _ in _special(metadata)}
     ids = {
-        token if number in known or all(c in BYTES for c in token) else _in_bytes(token): number
-        for number, token in enumerate(vocabulary["tokens"])
+        token if ALPHABET.issuperset(token) or number in known else _in_bytes(token): number
+        for number, token in enumerate(metadata[TOKENS])
     }
-    backend = Tokenizer(models.BPE(ids, _merges(vocabulary), ignore_merges=split in WHOLE))
+    backend = Tokenizer(models.BPE(ids, _merges(metadata), ignore_merges=split in WHOLE))
     rules = SPLITS.get(split)
     usual = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.pre_tokenizer = usual if rules is None else _split(rules)
@@ -103,29 +125,27 @@ def _split(rules: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*cuts, whole])
 
 
-def _sentencepiece(
-    family: str, kind: str, vocabulary: Mapping[str, Any], unknown: str | None
-) -> Tokenizer:
+def _sentencepiece(kind: str, metadata: Mapping[str, Any], unknown: str | None) -> Tokenizer:
     """A vocabulary whose spaces are written, with a token for each byte. A space is put before a
     text and behind special tokens, but for Gemma's and where the file says otherwise."""
-    is_gemma = kind == "gemma4" or family in GEMMAS
-    tokens = vocabulary["tokens"]
+    is_gemma = kind == "gemma4" or metadata.get(FAMILY) in GEMMAS
+    tokens = metadata[TOKENS]
     if is_gemma:  # the file has runs of spaces as they are
         tokens = [SPACE * len(t) if t and not t.strip(" ") else t for t in tokens]
     ids = {token: number for number, token in enumerate(tokens)}
-    if "merges" in vocabulary:
-        merges = _merges(vocabulary)
+    if MERGES in metadata:
+        merges = _merges(metadata)
     else:
-        kinds = vocabulary.get("token_type") or ()
-        scores = dict(zip(tokens, vocabulary["scores"], strict=True))
+        kinds = metadata.get(KINDS) or ()
+        scores = dict(zip(tokens, metadata[SCORES], strict=True))
         ranks = {token: -number for token, number in ids.items()} if is_gemma else scores
         special = {t for t, kind in zip(tokens, kinds, strict=False) if kind in (UNKNOWN, CONTROL)}
-        merges = generate_merges(ids, ranks, skip_tokens=special)
+        merges = _ranked_merges(ids.keys() - special, ranks)
     model = models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = Tokenizer(model)
     back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.normalizer = normalizers.Replace(" ", SPACE)
-    if not is_gemma and vocabulary.get("add_prefix_space") is not False:
+    if not is_gemma and metadata.get(PREFIX) is not False:
         backend.normalizer = normalizers.Sequence(
             [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
         )
@@ -134,14 +154,32 @@ def _sentencepiece(
     return backend
 
 
-def _merges(vocabulary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [merge[:1] + merge[1:].replace(" ", "\0", 1) for merge in vocabulary["merges"]]
-    return [(first, second) for first, _, second in (merge.partition("\0") for merge in found)]
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The pairs of tokens that are merged. A space between them is the first behind a character,
+    for a token may begin with one."""
+    places = ((merge, merge.find(" ", 1)) for merge in metadata[MERGES])
+    return [(m[:at], m[at + 1 :]) if at > 0 else (m, "") for m, at in places]
 
 
-def _add_tokens(backend: Tokenizer, vocabulary: Mapping[str, Any], name: str) -> None:
-    """Have tokens that are found in a text as they are matched there. name: of the model."""
-    ids = backend.get_vocab()
+def _ranked_merges(tokens: Collection[str], ranks: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes another: those that make the one of the highest rank first,
+    of these the one with the longest beginning. transformers' generate_merges gives the same."""
+    ranked = sorted(ranks.items(), key=itemgetter(1), reverse=True)
+    found = [
+        (token[:at], token[at:], rank)
+        for token, rank in ranked
+        if token in tokens
+        for at in range(len(token) - 1, 0, -1)
+        if token[:at] in tokens and token[at:] in tokens
+    ]
+    if len(set(ranks.values())) < len(ranks):  # of tokens of one rank the beginnings decide
+        found.sort(key=lambda one: (one[2], len(one[0]), len(one[1])), reverse=True)
+    return [(first, second) for first, second, _ in found]
+
+
+def _add_tokens(backend: Tokenizer, metadata: Mapping[str, Any]) -> None:
+    """Have tokens that are found in a text as they are matched there."""
+    name = str(metadata.get(NAME)).lower()
     added = [
         AddedToken(
             token,
@@ -149,10 +187,8 @@ def _add_tokens(backend: Tokenizer, vocabulary: Mapping[str, Any], name: str) ->
             special=kind != USER_DEFINED,
             rstrip=any(one in name for one in STRIPS) and token not in KEEPS,
         )
-        for token, kind in zip(
-            vocabulary["tokens"], vocabulary.get("token_type") or (), strict=False
-        )
-        if kind in (UNKNOWN, CONTROL, USER_DEFINED) and token in ids
+        for _, token, kind in _special(metadata)
+        if backend.token_to_id(token) is not None
     ]
     backend.add_tokens(added)
 

@@ -12,6 +12,7 @@ from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
+from medusa_chat.decoding.backends.native_layers import layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeStep
 from medusa_chat.decoding.backends.native_weights import (
@@ -19,7 +20,6 @@ from medusa_chat.decoding.backends.native_weights import (
     Quantised,
     WeightStorage,
     convert_parameters,
-    layer_packer,
     quantise_linears,
     quantised_bytes,
 )

@@ -1,18 +1,23 @@
 """TokenizerTrial: a tokenizer.json read and used in a limited process before our own one uses it.
 
 A regular expression in it may run forever, and a broken part may end the process, or raise what is
-not an Exception, at the first text that reaches it. The trial finds out within a second.
+not an Exception, at the first text that reaches it. The trial finds out within a second. Those that
+passed are remembered by their content, and not tried again.
 """
 
+import hashlib
 import json
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from medusa_chat import paths
 from medusa_chat.checkpoints.process_limits import environment, limit_memory
 from medusa_chat.errors import ModelError, first_line, is_panic
 from medusa_chat.units import gb
@@ -36,18 +41,24 @@ UNITS = (
 LENGTHS = (1, 24, 128, 2048)  # 2^n steps show at the short lengths, n^3 at the long ones
 ENDINGS = ("", "!")
 TIMED_OUT = -signal.SIGPROF if hasattr(signal, "SIGPROF") else None  # the exit code
+PASSED = "passed_tokenizers.json"  # in the cache: a list of digests, the latest last
+MOST_PASSED = 500
 
 
 class TokenizerTrial:
     """The trial of a folder's tokenizer.json, started at once. `close` ends its process."""
 
     def __init__(self, folder: Path, plain_too: bool = False) -> None:
-        """Starts no process where there is no such file, nor, unless plain_too, for a tokenizer of
-        plain parts alone. Raises ModelError where no process can be started."""
+        """Starts no process where there is no such file or it has passed before, nor, unless
+        plain_too, for a tokenizer of plain parts alone. Raises ModelError where no process can be
+        started."""
         self._folder = folder
         self._child: subprocess.Popen[str] | None = None
         file = folder / FILE
-        if not file.is_file() or not (plain_too or is_suspect(file)):
+        if not file.is_file():
+            return
+        self._digest = _digest(file)
+        if self._digest in _passed() or not (plain_too or is_suspect(file)):
             return
         command = [sys.executable, "-P", "-m", __name__, str(file)]
         nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE  # Rust libraries report to stderr
@@ -80,6 +91,7 @@ class TokenizerTrial:
             refuse_problem(self._folder, f"{how} {last['trying']}")
         else:
             refuse_problem(self._folder, last["problem"])
+            _remember(self._digest)
 
     def close(self) -> None:
         if self._child is not None:
@@ -88,6 +100,30 @@ class TokenizerTrial:
             if self._child.stdout is not None:
                 self._child.stdout.close()
             self._child = None
+
+
+def _digest(file: Path) -> str:
+    """A name for a tokenizer.json and for what reads it."""
+    found = hashlib.sha256(file.read_bytes())
+    found.update(f"{metadata.version('tokenizers')} {UNITS} {LENGTHS} {ENDINGS}".encode())
+    return found.hexdigest()
+
+
+def _passed() -> list[str]:
+    """The digests of those that passed; a list that cannot be read is none."""
+    try:
+        found = json.loads((paths.cache_dir() / PASSED).read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
+def _remember(digest: str) -> None:
+    """A cache that cannot be written only costs time."""
+    passed = [one for one in _passed() if one != digest]
+    with suppress(OSError):
+        text = json.dumps([*passed, digest][-MOST_PASSED:])
+        paths.write_text(paths.cache_dir() / PASSED, text)
 
 
 def refuse_problem(folder: Path, problem: str) -> None:

@@ -24,7 +24,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
 
 MEASURED = "steps, speed, turns, load, context"
-WITH_PROMPTS = ("drafters", "peers", "exactness")
+WITH_PROMPTS = ("drafters", "peers", "vllm", "exactness")
 # studies that are now scripts in the repository
 MOVED = frozenset(
     "ladder trees thresholds temperatures categories hardware assisted reference head-count heads "
@@ -60,25 +60,34 @@ class StudyInputs:
     """The inputs of studies."""
 
     prompts: Annotated[Path | None, file_path("Questions in the format of MT-Bench.")] = None
-    questions: Annotated[
-        int | None, count("With --prompts: use N of them, evenly spaced.", min=1)
-    ] = None
+    questions: Annotated[int | None, count("Use N of the prompts, evenly spaced.", min=1)] = None
     nodes: Annotated[int | None, count("With --study exactness: nodes of the tree.", min=2)] = None
     draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
-    llama_cpp: Annotated[
-        Path | None, value("PYTHON", "With --study peers: a Python that has llama-cpp-python.")
-    ] = None
-    vllm: Annotated[Path | None, value("PYTHON", "With --study peers: a Python that has vLLM.")] = (
+    vllm: Annotated[Path | None, value("PYTHON", "With --study vllm: a Python that has vLLM.")] = (
         None
     )
     vllm_heads: Annotated[
-        Path | None, folder_path("With --study peers: heads trained with --no-root.")
+        Path | None, folder_path("With --study vllm: heads trained with --no-root.")
     ] = None
 
 
 @dataclass(frozen=True)
-class Bench(StudyInputs, LoadOptions, BenchOptions):
-    """Measure Medusa against plain decoding and transformers' generate on this machine."""
+class PeerInputs:
+    """The inputs of the study "peers"."""
+
+    file: Annotated[
+        list[Path] | None,
+        file_path("With --study peers: a GGUF file; repeatable. Default: that of --checkpoint."),
+    ] = None
+    llama_bench: Annotated[
+        Path | None,
+        file_path("With --study peers: llama.cpp's llama-bench. Default: that on the PATH."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Bench(StudyInputs, PeerInputs, LoadOptions, BenchOptions):
+    """Measure plain decoding and drafting on this machine, beside other programs."""
 
     def run(self) -> None:
         """Check the options, measure, print and write the rows. Raises UsageError."""
@@ -88,7 +97,8 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
         if self.output is not None:
             require_writable(self.output, self.prompts)
         _refuse_missing("file", Path.is_file, self.prompts)
-        _refuse_missing("program", shutil.which, self.llama_cpp, self.vllm)
+        _refuse_missing("file", Path.is_file, *(self.file or ()))
+        _refuse_missing("program", shutil.which, self.llama_bench, self.vllm)
         _refuse_missing("folder", Path.is_dir, self.draft, self.vllm_heads)
         from medusa_chat.bench import table
 
@@ -100,7 +110,21 @@ class Bench(StudyInputs, LoadOptions, BenchOptions):
 
 
 def _measure(request: LoadRequest, options: Bench) -> dict[str, Any]:
-    """The rows of a checkpoint, or of random weights."""
+    """The rows of a checkpoint, of random weights, or of GGUF files beside llama.cpp."""
+    if options.study == ["peers"]:
+        from medusa_chat.bench import run_peers
+
+        named = [Path(options.checkpoint)] if options.checkpoint else []
+        return run_peers(
+            request,
+            options.file or named,
+            options.llama_bench,
+            rounds=options.rounds,
+            max_new_tokens=options.max_new_tokens,
+            progress=progress,
+            prompts=options.prompts,
+            questions=options.questions,
+        )
     from medusa_chat.bench import run, run_shape
 
     if options.shape is not None:
@@ -144,6 +168,10 @@ def _refuse_misplaced(options: Bench) -> None:
             f"--prompts and --questions are for the studies {', '.join(WITH_PROMPTS)}: add --study "
             "NAME, or omit them"
         )
+    if "peers" in studies and (len(studies) > 1 or options.shape):
+        raise UsageError("--study peers loads each file anew: run it alone, without --shape")
+    if "peers" not in studies and (options.file or options.llama_bench):
+        raise UsageError("--file and --llama-bench are for --study peers: add it, or omit them")
     if options.shape is not None and (options.checkpoint or options.backbone):
         raise UsageError("--shape uses random weights: omit --checkpoint and --backbone")
     if options.shape not in (None, "7b", "8b"):

@@ -44,7 +44,7 @@ class PromptOptions:
     prompts: Annotated[
         Path | None, file_path('JSONL: one {"prompt"} or {"messages"} per line.')
     ] = None
-    raw: Annotated[bool, flag("--raw", "Use no chat template.")] = False
+    raw: Annotated[bool, flag("--raw", "Use no chat template: prompts are continued.")] = False
     as_json: Annotated[bool, flag("--json", "Print one JSON event per line.")] = False
     trace: Annotated[Path | None, file_path("Also write the events here.")] = None
 
@@ -248,5 +248,5 @@ def _repaired(text: str) -> str:
 def as_conversation(prompt: Prompt, raw: bool) -> Prompt:
     """A text as a conversation of one message; unchanged if raw."""
     if raw and not isinstance(prompt, str):
-        raise UsageError("--raw takes text, not messages: omit --raw, or use --prompt")
+        raise UsageError('--raw takes text, not messages: omit --raw, or give {"prompt": text}')
     return prompt if raw or not isinstance(prompt, str) else [{"role": "user", "content": prompt}]

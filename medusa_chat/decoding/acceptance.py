@@ -20,7 +20,7 @@ Position = int | Tensor  # of the root in the text; a tensor [1] where only the 
 
 class Rows:
     """What a rule reads from rows of scores [n, V] of a floating dtype, by torch's operators.
-    A backend may have it faster (NativeRows in backends/native_step.py); there is no rule in it."""
+    A backend may have it faster (NativeRows in backends/native_rows.py); there is no rule in it."""
 
     def largest(self, scores: Tensor) -> Tensor:
         """scores [n, V] -> the place of each row's largest, int64 [n]; the lowest of equals."""
@@ -54,6 +54,12 @@ class Rows:
         scores = logits.float() / scale
         log_sums = scores.logsumexp(-1)
         return log_sums, entropies(scores - log_sums.unsqueeze(-1))
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` largest of each row in turn, their places int64, [n, count] each, and
+        log(sum(exp)) [n]: float32."""
+        values, places = logits.float().topk(count)
+        return values, places, logits.float().logsumexp(-1)
 
 
 TORCH = Rows()

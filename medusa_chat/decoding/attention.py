@@ -23,16 +23,22 @@ BITS = 64
 FIXED = 2  # numbers before the words, which grow with the text
 NO_WINDOW = -(2**40)  # as the first place: before every text
 
-# query, key, value, additive mask or None, scaling -> mixed values; as `tree_attention`
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
+# query, key, value, additive mask or None, scaling, cap -> mixed values; as `tree_attention`
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, float | None], Tensor]
 
 
 def tree_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Attention of query [1, H, q, D] over keys and values [1, H_kv, s, D] -> [1, q, H, D].
 
     mask: additive [1, 1, q, s], or `fold`ed already, or None for a causal pass over q = s rows.
+    cap: scores become cap * tanh(score / cap) before the mask (Gemma 2).
     Grouped keys are never repeated nor expanded: the queries of a group stand below each other as
     rows (keys of stride 0 with a mask gave wrong numbers on CUDA: pytorch issue 191937). On a CPU
     in half precision the sums are taken in fp64, so that a row gives the same bits whatever rows
@@ -44,8 +50,10 @@ def tree_attention(
     if mask is None and rows > 1:
         hidden = torch.full((rows, rows), -torch.inf, dtype=query.dtype, device=query.device)
         mask = hidden.triu(1)[None, None]
-    if query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu":
-        out = _double_attention(folded, key[0], value[0], mask, scaling)
+    is_rounded = query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu"
+    if is_rounded or cap is not None:
+        wide = torch.float64 if is_rounded else torch.float32
+        out = _wide_attention(folded, key[0], value[0], mask, scaling, cap, wide)
     else:
         if mask is not None:
             is_folded = mask.shape[2] == folded.shape[1]
@@ -90,17 +98,25 @@ def fold(mask: Tensor, groups: int) -> Tensor:
     return padded.copy_(mask.unsqueeze(2)).flatten(2, 3)
 
 
-def _double_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+def _wide_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    cap: float | None,
+    wide: torch.dtype,
 ) -> Tensor:
-    """Attention in fp64: query [H_kv, G * q, D], key and value [H_kv, s, D], mask additive
-    [1, 1, q, s] -> [H_kv, G * q, D] in the query's dtype."""
-    scores = query.double() @ key.double().transpose(1, 2)
+    """Attention computed in the dtype `wide`: query [H_kv, G * q, D], key and value [H_kv, s, D],
+    mask additive [1, 1, q, s] -> [H_kv, G * q, D] in the query's dtype."""
+    scores = query.to(wide) @ key.to(wide).transpose(1, 2)
     scores *= query.shape[-1] ** -0.5 if scaling is None else scaling
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
     if mask is not None:
         by_group = scores.unflatten(1, (-1, mask.shape[2]))
         by_group += mask[0]
-    return (torch.softmax(scores, -1) @ value.double()).to(query.dtype)
+    return (torch.softmax(scores, -1) @ value.to(wide)).to(query.dtype)
 
 
 OURS: dict[str, Attention] = {}  # by name
@@ -117,9 +133,10 @@ def register(name: str, attend: Attention, takes_words: bool = False) -> None:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
+        softcap: float | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        return attend(query, key, value, attention_mask, scaling), None
+        return attend(query, key, value, attention_mask, scaling, softcap), None
 
     OURS[name] = attend
     if takes_words:

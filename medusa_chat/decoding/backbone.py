@@ -13,7 +13,7 @@ from medusa_chat.decoding.acceptance import Rows
 from medusa_chat.decoding.attention import NodeMask, additive, aligned, disable_cudnn_attention
 from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.families import needs_eager, refuse_unfit, windows
-from medusa_chat.decoding.fused_layers import lean_decoder
+from medusa_chat.decoding.fused_layers import are_merged, lean_decoder
 from medusa_chat.decoding.kv_cache import KVCache, layer_shapes
 from medusa_chat.decoding.settings import CHUNK, CPU_CHUNK, MAX_NODES
 
@@ -33,7 +33,8 @@ class Backbone:
         self.model = model
         self.config = model.config.get_text_config()
         refuse_unfit(self.config)
-        self.attend_by("eager" if needs_eager(model) else attention.NAME)
+        is_ours = are_merged(model.get_decoder()) or not needs_eager(model)
+        self.attend_by(attention.NAME if is_ours else "eager")
         fix_frequencies(model, context)
         self.lm_head = LogitHead(self.model.get_output_embeddings(), self.config)
         self.rows = Rows()  # what reads its logits; a load on CUDA puts kernels there
@@ -129,14 +130,15 @@ class Backbone:
             input_ids=tokens[None],
             position_ids=positions[None],
             past_key_values=layers,
-            attention_mask=self._by_kind(masks),
+            attention_mask=self.by_kind(masks),
             use_cache=True,
         )
         hidden: Tensor = out.last_hidden_state[0].to(self.device)
         return hidden
 
-    def _by_kind(self, masks: dict[int | None, Tensor]) -> Any:
-        """One mask, or a mask per kind of layer where the model has both kinds."""
+    def by_kind(self, masks: dict[int | None, Tensor]) -> Any:
+        """Masks [n, s] by window -> one [1, 1, n, s], or one for each kind of layer where the model
+        has both kinds."""
         four = {window: mask[None, None] for window, mask in masks.items()}
         if len(four) == 1:
             return next(iter(four.values()))

@@ -102,7 +102,7 @@ class Engine:
         self._require_room(prompt_ids)
         started = perf_counter()
         limit = self._limit(len(prompt_ids), settings)
-        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs)
+        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs, self.backend.rows)
         reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
         while len(prompt_ids) - len(self._ids) > chunk:
             self._read(prompt_ids[len(self._ids) :][:chunk])

@@ -14,8 +14,14 @@ RECURRENT = (
 ALIBI = ("bloom", "mpt")
 TEXTLESS = ("mistral4", "step3p5")  # text parts without a class in transformers 5.23
 UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
+# whose layers are described as data (layer_forms.py): merged for torch, and passed through by C
+NATIVE_FAMILIES = (
+    "llama mistral qwen2 phi3 qwen3 gemma gemma2 gemma3_text ministral3 smollm3 granite"
+).split()
+HEAD_NORMED = ("qwen3", "gemma3_text")  # queries and keys of a head are normed
+GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # what multiplies the up product
+ACTIVATION = dict.fromkeys(("gemma2", "gemma3_text"), "hidden_activation")  # key of a config
 # what the C library's decoder takes
-NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "phi3")  # whose layers are merged (fused_layers.py)
 LANES = 8  # numbers of a vector, which a hidden size is a multiple of
 LARGEST_HEAD, LARGEST_HIDDEN = 512, 16384
 
@@ -54,43 +60,42 @@ def needs_eager(model: Any) -> bool:
     return capped or has_sinks or config.model_type in ("gptj", "falcon")
 
 
-def windows(config: Any) -> tuple[int | None, ...]:
-    """The attention windows of the layers: None for full attention, else its width. A key that the
-    config's class does not know is ignored, as by transformers."""
-    width = getattr(config, "sliding_window", None)
+def window_of(config: Any, kind: str | None) -> int | None:
+    """The attention window of the layers of a kind (None: the model has one kind): None for full
+    attention, else its width. A key that the config's class does not know is ignored, as by
+    transformers."""
+    width: int | None = getattr(config, "sliding_window", None)
     has_windows = hasattr(type(config), "sliding_window") or hasattr(type(config), "layer_types")
-    if not has_windows or getattr(config, "use_sliding_window", True) is False:
-        width = None
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return (width,)
-    widths = {None if kind == "full_attention" else width for kind in kinds}
+    is_off = not has_windows or getattr(config, "use_sliding_window", True) is False
+    return None if is_off or kind == "full_attention" else width
+
+
+def windows(config: Any) -> tuple[int | None, ...]:
+    """The attention windows of a model's layers, each width once, None first."""
+    kinds = getattr(config, "layer_types", None) or [None]
+    widths = {window_of(config, kind) for kind in kinds}
     return tuple(sorted(widths, key=lambda w: w is not None))
 
 
+def gate_of(config: Mapping[str, Any]) -> str | None:
+    """Which gate the layers of a text model of this config have, of GATES; None for another."""
+    family = str(config.get("model_type"))
+    return GATES.get(config.get(ACTIVATION.get(family, "hidden_act"), "silu"))
+
+
 def native_supports(config: Mapping[str, Any]) -> bool:
-    """Whether the C library supports a text model of this config: a known family with gated SiLU,
-    one kind of attention layer, and a hidden size of whole vectors."""
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    if config.get("model_type") not in NATIVE_FAMILIES or not hidden or not heads:
+    """Whether the C library supports a text model of this config: a family and a gate that are
+    described, and sizes of whole vectors."""
+    family, hidden = config.get("model_type"), config.get("hidden_size")
+    heads = config.get("num_attention_heads")
+    if family not in NATIVE_FAMILIES or not hidden or not heads:
         return False
     width = config.get("head_dim") or hidden // heads
     return (
-        config.get("hidden_act", "silu") == "silu"
-        and not _is_mixed(config)
+        gate_of(config) is not None
+        and not config.get("use_bidirectional_attention")
         and hidden % LANES == 0
         and hidden <= LARGEST_HIDDEN
-        and width % 2 == 0
+        and width % (LANES if family in HEAD_NORMED else 2) == 0
         and width <= LARGEST_HEAD
     )
-
-
-def _is_mixed(config: Mapping[str, Any]) -> bool:
-    """Whether some layers have an attention window and some have none."""
-    kinds = config.get("layer_types")
-    if kinds:
-        return len(set(kinds)) > 1
-    windowed = config.get("use_sliding_window") and config.get("sliding_window")
-    whole = config.get("max_window_layers", 28)  # so many first layers of Qwen2 have none
-    layers = config.get("num_hidden_layers") or 0
-    return bool(config.get("model_type") == "qwen2" and windowed and 0 < whole < layers)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.attention import OURS, fold
+from medusa_chat.decoding.layer_forms import LayerForm, angles_of, embedding_scale, norms_around
 
 
 class LayerOps:
@@ -48,12 +49,23 @@ class LayerOps:
 TORCH = LayerOps()
 
 
+class Joined(nn.Module):
+    """Several linears with one input, called as one: [..., K] -> their outputs side by side."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., K] -> [..., the sum of their N], in the dtype of `hidden`."""
+        return torch.cat([part(hidden) for part in self.parts], -1)
+
+
 class FusedLayer(nn.Module):
-    """A decoder layer with its q, k, v and its gate and up projections merged.
+    """A decoder layer with its q, k, v and its gate and up projections called as one each.
 
     It works with the attention functions registered in attention.py. With any other it calls the
-    stock layer, whose weights are views of the merged ones (in 4 bits its projections are
-    `Outputs`). hidden [1, q, d] -> [1, q, d].
+    stock layer, which shares its weights. form: what it computes. hidden [1, q, d] -> [1, q, d].
     """
 
     def __init__(
@@ -63,13 +75,17 @@ class FusedLayer(nn.Module):
         super().__init__()
         self.stock = layer
         attention = layer.self_attn
-        self.config, self.index = attention.config, attention.layer_idx
-        self.scaling, self.head_dim = attention.scaling, attention.head_dim
-        self.heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        self.config, self.index, self.form = (
+            attention.config,
+            attention.layer_idx,
+            LayerForm.of(layer),
+        )
         self.ops = LayerOps()
-        self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
+        self.before, self.mixed, self.after, self.fed = norms_around(layer)
+        self.query_norm = getattr(attention, "q_norm", None)
+        self.key_norm = getattr(attention, "k_norm", None)
         self.qkv, self.out, self.gate_up, self.down = qkv, out, gate_up, down
-        half = self.head_dim // 2
+        half = self.form.width // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
         self.sign: Tensor  # of rotate_half
         self.register_buffer("sign", sign, persistent=False)
@@ -80,23 +96,26 @@ class FusedLayer(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """hidden_states [1, q, d], attention_mask as the attention function takes it,
-        position_embeddings (cos, sin) [1, q, R], kwargs the stock layer's -> [1, q, d], all in the
-        layer's dtype."""
+        position_embeddings (cos, sin) [1, q, R], position_ids int64 [1, q], kwargs the stock
+        layer's -> [1, q, d], all in the layer's dtype."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
                 position_embeddings=position_embeddings,
+                position_ids=position_ids,
                 **kwargs,
             )
             return out
-        cos, sin = position_embeddings
-        angles = cos, self.signed(sin)
-        hidden, delta = self.run(hidden_states, None, attention_mask, past_key_values, angles)
+        angles = self.signed(position_embeddings)
+        hidden, delta = self.run(
+            hidden_states, None, attention_mask, past_key_values, angles, position_ids
+        )
         return hidden + delta
 
     def run(
@@ -106,22 +125,56 @@ class FusedLayer(nn.Module):
         mask: Tensor | None,
         cache: Any,
         angles: tuple[Tensor, Tensor],
+        positions: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """hidden [1, q, d] and what the layer before adds to it; angles: cos and signed sin
-        [1, q, R] -> the same two after this layer, all in its dtype."""
+        [1, q, R]; positions int64 [1, q], of a layer whose queries grow with them -> the same two
+        after this layer, all in its dtype."""
         if delta is None:
             x = self.before(hidden)
         else:
             hidden, x = self.ops.add_norm(hidden, delta, self.before)
-        read = self.ops.turned(self.qkv(x), *angles, self.heads, cache, self.index)
-        mixed = OURS[self.config._attn_implementation](*read, mask, self.scaling)
-        hidden, x = self.ops.add_norm(hidden, self.out(mixed.flatten(2)), self.after)
-        return hidden, self.down(self.ops.gated(self.gate_up(x)))
+        form = self.form
+        qkv = self._heads_normed(self.qkv(x))
+        query, key, value = self.ops.turned(qkv, *angles, form.heads, cache, self.index)
+        if form.growth is not None and positions is not None:
+            query = query * form.growth_at(positions)[:, None, :, None].to(query.dtype)
+        attend = OURS[self.config._attn_implementation]
+        mixed = attend(query, key, value, mask, form.scaling, form.cap)
+        delta = self._added(self.out(mixed.flatten(2)), self.mixed)
+        hidden, x = self.ops.add_norm(hidden, delta, self.after)
+        return hidden, self._added(self.down(self._gated(self.gate_up(x))), self.fed)
 
-    def signed(self, sin: Tensor) -> Tensor:
-        """sin [1, q, R] with the sign of rotate_half."""
-        beside = (self.head_dim - sin.shape[-1]) // 2
-        return sin * (self.sign[beside:-beside] if beside else self.sign)
+    def _heads_normed(self, qkv: Tensor) -> Tensor:
+        """qkv [1, q, (H + 2 H_kv) D] with the heads of queries and keys normed, where they are."""
+        if self.query_norm is None:
+            return qkv
+        queries, keys = self.form.heads
+        split = qkv.unflatten(-1, (queries + 2 * keys, -1)).split([queries, keys, keys], -2)
+        assert self.key_norm is not None
+        return torch.cat(
+            [self.query_norm(split[0]), self.key_norm(split[1]), split[2]], -2
+        ).flatten(-2)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        if self.form.gate == "silu":
+            return self.ops.gated(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return F.gelu(gate, approximate="tanh") * up
+
+    def _added(self, delta: Tensor, norm: Any) -> Tensor:
+        """What goes to the residual [1, q, d] of a sum as wide."""
+        delta = delta if norm is None else norm(delta)
+        return delta if self.form.residual == 1 else delta * self.form.residual
+
+    def signed(self, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """cos and sin [1, q, R], the latter with the sign of rotate_half; of a layer that turns
+        nothing, those of no turn."""
+        cos, sin = angles
+        if not self.form.is_turned:
+            return torch.ones_like(cos), torch.zeros_like(sin)
+        beside = (self.form.width - sin.shape[-1]) // 2
+        return cos, sin * (self.sign[beside:-beside] if beside else self.sign)
 
 
 class FusedDecoder:
@@ -130,33 +183,68 @@ class FusedDecoder:
 
     def __init__(self, decoder: Any) -> None:
         self.stock = decoder
-        config = decoder.config
-        self.groups = config.num_attention_heads // config.num_key_value_heads
 
     def __call__(
         self,
         input_ids: Tensor,
         position_ids: Tensor,
         past_key_values: Any,
-        attention_mask: Tensor,
+        attention_mask: Tensor | dict[str, Tensor],
         use_cache: bool = True,
     ) -> Any:
-        stock = self.stock
-        if attention_mask.is_floating_point():
-            attention_mask = fold(attention_mask, self.groups)  # for all layers
-        hidden, delta = stock.embed_tokens(input_ids), None
-        cos, sin = stock.rotary_emb(hidden, position_ids=position_ids)
-        angles = cos, stock.layers[0].signed(sin)
-        for layer in stock.layers:
-            hidden, delta = layer.run(hidden, delta, attention_mask, past_key_values, angles)
-        _, normed = layer.ops.add_norm(hidden, delta, stock.norm)
+        hidden = self.stock.embed_tokens(input_ids)
+        if (factor := getattr(self.stock, "embedding_multiplier", 1.0)) != 1:
+            hidden = hidden * factor
+        return self.run(hidden, position_ids, past_key_values, attention_mask)
+
+    def run(
+        self,
+        hidden: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        attention_mask: Tensor | dict[str, Tensor],
+    ) -> Any:
+        """The pass from embeddings [1, n, d] on, in their dtype. attention_mask: one, or one by
+        kind of layer."""
+        layers: Any = self.stock.layers
+        is_one = isinstance(attention_mask, Tensor)
+        given = {"": attention_mask} if isinstance(attention_mask, Tensor) else attention_mask
+        queries, keys = layers[0].form.heads
+        masks = {
+            kind: fold(mask, queries // keys) if mask.is_floating_point() else mask
+            for kind, mask in given.items()
+        }  # for all layers
+        angles: dict[tuple[Any, bool], tuple[Tensor, Tensor]] = {}
+        delta = None
+        for layer in layers:
+            form = layer.form
+            if (form.kind, form.is_turned) not in angles:
+                found = angles_of(self.stock.rotary_emb, hidden, position_ids, form.kind)
+                angles[form.kind, form.is_turned] = layer.signed(found)
+            hidden, delta = layer.run(
+                hidden,
+                delta,
+                masks["" if is_one else form.kind],
+                past_key_values,
+                angles[form.kind, form.is_turned],
+                position_ids,
+            )
+        _, normed = layer.ops.add_norm(hidden, delta, self.stock.norm)
         return SimpleNamespace(last_hidden_state=normed)
+
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """The embeddings of input_ids int64 [1, n] in fp32, scaled and not rounded, [1, n, d]."""
+        rows = F.embedding(input_ids, self.stock.embed_tokens.weight)
+        return rows.float() * embedding_scale(self.stock)
+
+
+def are_merged(decoder: Any) -> bool:
+    """Whether all layers of a decoder are merged."""
+    layers = getattr(decoder, "layers", [])
+    return len(layers) > 0 and all(isinstance(layer, FusedLayer) for layer in layers)
 
 
 def lean_decoder(decoder: Any) -> Any:
-    """The decoder without its wrappers where every layer is merged and shares one mask of ours."""
-    kinds = set(getattr(decoder.config, "layer_types", None) or ["full_attention"])
-    layers = getattr(decoder, "layers", [])
-    is_merged = len(layers) > 0 and all(isinstance(layer, FusedLayer) for layer in layers)
-    fits = is_merged and decoder.config._attn_implementation in OURS and len(kinds) == 1
+    """The decoder without its wrappers where every layer is merged and attends by ours."""
+    fits = are_merged(decoder) and decoder.config._attn_implementation in OURS
     return FusedDecoder(decoder) if fits else decoder

@@ -37,7 +37,7 @@ class DecodeState:
 class StepResult:
     """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
     the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included.
-    logits [len(path), V]: the rows of the path, where the state asks for them."""
+    logits [nodes, V]: where the state asks for them."""
 
     path: list[int]
     tokens: list[int]
@@ -127,7 +127,7 @@ class TorchStep:
         )
         result = read(draft, accepted)
         if state.keeps_logits:
-            result.logits = logits[0][result.path]
+            (result.logits,) = logits
         if result.is_finite:
             cache.keep(result.path)
         state.root_id, state.hidden = result.next_token, hidden

@@ -163,7 +163,10 @@ def encode(
         refuse_endless(tokenizer, prompt, context)
         return PromptIds(_raw(tokenizer, prompt), prompt)
     if not tokenizer.chat_template:
-        raise UsageError(f"{loaded.info.name} has no chat template: use --raw with --prompt")
+        raise UsageError(
+            f"{loaded.info.name} has no chat template: give texts, with `generate --raw --prompt` "
+            "or --prompts"
+        )
     refuse_endless(tokenizer, "".join(_part(one).text for one in prompt), context)
 
     def render(messages: list[Message]) -> _Rendering:

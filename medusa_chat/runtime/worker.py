@@ -11,7 +11,6 @@ import transformers  # noqa: F401  # imported before the first load asks for it
 from torch import Tensor
 
 from medusa_chat.checkpoints import devices
-from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.checkpoints.devices import (
     choose_device,
     device_memory,
@@ -67,8 +66,6 @@ class Worker:
         are on disk, and is freed before they are read. Raises ModelError for a checkpoint that is
         refused, and LoadStopped at the first phase, or progress of a download, at which
         should_stop() is true."""
-        with suppress(OSError):  # the first conversation will report it
-            renderer().start()  # early: it takes a while, and the first conversation needs it
         with closing(load(request)) as phases:
             for phase, model in phases:
                 if phase.name not in BEFORE_READING:

@@ -21,9 +21,9 @@ from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.decoding.answer import BROKEN
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_layers import layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeStep, NativeTexts
-from medusa_chat.decoding.backends.native_weights import layer_packer
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.families import windows
 from medusa_chat.decoding.kv_cache import layer_shapes

@@ -1,118 +1,138 @@
-"""The study "peers": every program on the same questions, or the reason why not. No figure of this
-file is a measurement."""
+"""The study "peers": GGUF files beside llama-bench. No figure of this file is a measurement."""
 
-import json
+import stat
 import sys
-from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 from support.gguf_models import tiny_model, write_gguf
 
-from medusa_chat.bench import peers
-from medusa_chat.bench.answers import Question, Run
-from medusa_chat.bench.peers import OURS, PLAIN, Peer, PeerFailed, ask, write_as_bf16
+from medusa_chat.bench import peers, run_peers, speed, table
+from medusa_chat.bench.llama_bench import LlamaBench, LlamaBenchFailed
+from medusa_chat.bench.peers import FileFigures, _speed_rows, asked_by_category, read_bytes
+from medusa_chat.bench.run import run
+from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, Placed, read_gguf
+from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest
 
-ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
-FAKE = """
-class Llama:
-    def __init__(self, model, n_ctx, n_threads, n_threads_batch, verbose):
-        if model.endswith("bad"):
-            raise ValueError("no such model")
-        assert n_ctx >= 3 + 6
-        self.resets = 0
-    def reset(self):
-        self.resets += 1
-    def generate(self, ids, temp, repeat_penalty):
-        assert temp == 0
-        yield from [*ids[::-1], 255, 7]
+REQUEST = LoadRequest(device="cpu", precision="fp32")
+FAKE = f"""#!{sys.executable}
+import json, sys, time
+asked = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+time.sleep(0.2)  # long enough that its memory is seen
+if "bad" in asked["-m"]:
+    sys.exit("no such model")
+print(json.dumps([{{"avg_ts": float(asked["-n"]), "build_commit": "abc", "backends": "CPU"}}]))
 """
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("peers") / "tiny.gguf", tiny_model(), "Q8_0")
+
+
 @pytest.fixture
-def python(tmp_path, monkeypatch):
-    """A Python in whose environment there is a llama_cpp."""
-    (tmp_path / "llama_cpp.py").write_text(FAKE, "utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return Path(sys.executable)
+def program(tmp_path):
+    """A llama-bench that is as fast as it has tokens to make."""
+    made = tmp_path / "llama-bench"
+    made.write_text(FAKE, "utf-8")
+    made.chmod(made.stat().st_mode | stat.S_IXUSR)
+    return made
 
 
-def test_without_peers_there_are_our_figures_and_the_reasons(study, monkeypatch):
-    monkeypatch.setattr(peers, "DTYPES", ("float32",))
-    monkeypatch.setattr(peers, "no_compiler", lambda device: "there is no compiler")
-    rows = study("peers", questions=2)
-    own = [*OURS, "transformers, float32", "transformers, float32, prompt lookup"]
-    for name in own:
-        assert rows[name]["value"] > 0 and rows[name]["against"] == PLAIN
-        assert rows[f"{name}: same tokens"]["value"] == 1, name
-    assert rows[PLAIN]["ratio"] == 1
-    reasons = {name: row["note"] for name, row in rows.items() if row["value"] is None}
-    assert reasons["transformers, float32, static and compiled"].endswith("there is no compiler")
-    assert "--llama-cpp PYTHON and a GGUF file" in reasons["llama.cpp"]
-    assert "--vllm PYTHON" in reasons["vLLM, bf16, eager"]
-    assert "--no-root" in reasons["vLLM, bf16, eager, exported heads"]
-    assert "without the prompt" in rows[PLAIN]["note"]
+@pytest.fixture
+def prompts(tmp_path):
+    lines = [f'{{"category": "{c}", "turns": ["{c} {n}"]}}\n' for c in "ab" for n in range(4)]
+    made = tmp_path / "prompts.jsonl"
+    made.write_text("".join(lines), "utf-8")
+    return made
 
 
-def test_our_drafters_are_timed_alone(study):
-    rows = list(study("drafters", questions=2).values())
-    assert [row["name"] for row in rows[:4]] == [*OURS] and rows[0]["ratio"] == 1
-    same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
-    assert same == [1] * len(OURS)
-
-
-def test_a_peer_answers_in_its_own_process(context, python, tmp_path):
-    runs, versions = ask(context, Peer("x", "llama.cpp", python, tmp_path), ASKED, 1, tmp_path)
-    assert len(runs) == 2 * context.rounds and versions == ""
-    first, second = runs[:2]
-    assert (first.question, first.tokens, first.stepped) == (ASKED[0], (3, 2, 1), 3)
-    assert (second.tokens, second.steps) == ((5, 4), 2)
-    assert all(run.seconds > 0 for run in runs)
-
-
-def test_a_peer_that_fails_says_its_last_line(context, python, tmp_path):
-    for peer, why in (
-        (Peer("x", "llama.cpp", python, tmp_path / "bad"), "ValueError: no such model"),
-        (Peer("x", "llama.cpp", tmp_path / "none"), "does not start"),
-        (Peer("x", "llama.cpp", None), "needs --llama-cpp PYTHON"),
-        (Peer("x", "vllm", python, why="no heads"), "no heads"),
-    ):
-        with pytest.raises(PeerFailed, match=why):
-            ask(context, peer, ASKED, 1, tmp_path)
-
-
-def test_the_fastest_answer_counts_and_only_questions_that_all_answered():
-    def made(question, tokens, seconds):
-        return Run(question, tokens, len(tokens), float(len(tokens)), seconds)
-
-    found = {
-        PLAIN: [made(ASKED[0], (1, 2, 3, 4), 4.0), made(ASKED[1], (1, 2), 1.0)],
-        "other": [made(ASKED[0], (1, 2, 9), 1.0), made(ASKED[0], (1, 2, 9), 0.5)],
-    }
-    rows = {row["name"]: row for row in peers._rows(ASKED, found, {"other": "other 1.0"})}
-    assert rows[PLAIN]["value"] == 1 and rows["other"]["value"] == 6
-    assert rows["other"]["ratio"] == 6 and rows["other"]["note"].startswith("other 1.0; ")
-    assert rows["other: same tokens"]["value"] == 0.5
-
-
-@pytest.mark.parametrize("split", [0, 5])
-def test_a_gguf_file_in_bf16_has_the_same_metadata_and_weights(split, tmp_path):
-    whole = write_gguf(tmp_path / "small.gguf", tiny_model(), "Q8_0")
-    file = write_gguf(tmp_path / "parts.gguf", tiny_model(), "Q8_0", split=split)
-    before = gguf.GGUFReader(whole)
-    after = gguf.GGUFReader(write_as_bf16(file, tmp_path / "b.gguf"))
-    told = {n: f.contents() for n, f in before.fields.items() if not n.startswith("GGUF.")}
-    again = {n: f.contents() for n, f in after.fields.items() if not n.startswith("GGUF.")}
-    assert json.dumps(told | {"general.file_type": 32}) == json.dumps(
-        again | {"general.file_type": 32}
+def test_a_file_is_measured_in_turns_with_llama_bench(file, program, prompts, monkeypatch):
+    monkeypatch.setattr(peers, "READ", 1000)
+    result = run_peers(
+        REQUEST,
+        [file],
+        program,
+        rounds=2,
+        max_new_tokens=8,
+        progress=lambda message: None,
+        prompts=prompts,
+        questions=1,
     )
-    for one, other in zip(before.tensors, after.tensors, strict=True):
-        assert one.name == other.name
-        values = gguf.dequantize(one.data, one.tensor_type)
-        kept = gguf.dequantize(other.data, other.tensor_type)
-        wanted = gguf.GGMLQuantizationType.BF16
-        rounded = (
-            gguf.dequantize(gguf.quantize(values, wanted), wanted) if values.ndim > 1 else values
-        )
-        assert np.array_equal(kept, rounded)
+    rows = {row["name"].removeprefix("tiny.gguf: "): row for row in result["rows"]}
+    assert rows["llama.cpp"]["value"] == 8 and result["machine"]["llama.cpp"] == "commit abc, CPU"
+    assert rows["plain"]["ratio"] == pytest.approx(rows["plain"]["value"] / 8)
+    for where in ("a", "b"):
+        assert rows[f"default on {where}"]["ratio"] > 0
+        assert rows[f"same text on {where}"]["value"] == 1
+    for name in ("memory bandwidth", "share of the bandwidth", "first answer"):
+        assert rows[name]["value"] > 0, name
+    assert "x llama.cpp" in table(result) and "threads" in result["machine"]
+    if sys.platform == "linux":
+        assert rows["peak memory"]["value"] > rows["peak memory, llama.cpp"]["value"] > 0
+
+
+def test_without_llama_bench_the_remedy_is_said(file, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LlamaBenchFailed, match="--llama-bench FILE") as refused:
+        LlamaBench().run(file, 8, 1, "cpu")
+    figures = FileFigures(plain=[2.0], bandwidth=[1e9], why=str(refused.value))
+    llama, plain, *_ = _speed_rows(file, figures, 10**8, "8 tokens")
+    assert llama["value"] is None and "--llama-bench FILE" in llama["note"]
+    assert plain["value"] == 2 and plain["ratio"] is None
+
+
+def test_a_llama_bench_that_fails_says_its_last_line(program, tmp_path):
+    with pytest.raises(LlamaBenchFailed, match="no such model"):
+        LlamaBench(program).run(tmp_path / "bad.gguf", 8, 1, "cpu")
+    program.write_text(f"#!{sys.executable}\n", "utf-8")
+    with pytest.raises(LlamaBenchFailed, match="printed no JSON"):
+        LlamaBench(program).run(tmp_path / "x.gguf", 8, 1, "cpu")
+
+
+def test_what_is_no_file_is_refused_before_anything_is_measured(tmp_path, program):
+    for files in ([], [tmp_path / "none.gguf"], [program]):
+        with pytest.raises(UsageError, match="--file FILE.gguf"):
+            run_peers(
+                REQUEST, files, None, rounds=1, max_new_tokens=8, progress=lambda message: None
+            )
+
+
+def test_the_prompts_are_spread_over_each_category(prompts):
+    asked = asked_by_category(prompts, 2, lambda message: None)
+    assert asked == [("a 0", "a"), ("a 2", "a"), ("b 0", "b"), ("b 2", "b")]
+    own = asked_by_category(None, None, lambda message: None)
+    assert {category for _, category in own} == {"HumanEval", "MT-Bench"} and len(own) == 16
+
+
+def test_a_step_reads_every_tensor_but_an_embedding_beside_an_lm_head(file):
+    header = read_gguf(LocalFolder(file.parent), file.name)
+    whole = sum(tensor.bytes for tensor in header.tensors.values())
+    assert "output.weight" in header.tensors
+    assert read_bytes(header) == whole - header.tensors["token_embd.weight"].bytes
+
+
+def test_of_experts_a_step_reads_as_many_as_a_token_uses():
+    tensors = {"token_embd.weight": Placed((4, 4), 0, 0, 64)}
+    tensors |= {"blk.0.ffn_up_exps.weight": Placed((8, 4, 4), 0, 64, 512)}
+    told = {"general.architecture": "x", "x.expert_count": 8, "x.expert_used_count": 2}
+    assert read_bytes(GgufHeader(told, tensors)) == 64 + 512 * 2 // 8
+
+
+@pytest.mark.parametrize("study", ["speed", "steps"])
+def test_a_file_without_heads_is_measured_too(file, study, monkeypatch):
+    monkeypatch.setattr(speed, "HOSTILE_ROUNDS", 1)
+    monkeypatch.setattr(speed, "TURNS", 1)
+    monkeypatch.setattr(speed, "WAKING", 0)
+    request = LoadRequest(str(file), device="cpu", precision="fp32")
+    quiet = {"progress": lambda message: None, "budget": 0.0}
+    result = run(request, rounds=1, max_new_tokens=6, tree="auto", studies=[study], **quiet)
+    rows = {row["name"]: row for row in result["rows"]}
+    if study == "steps":
+        for nodes in (2, 4, 8, 16, 32):
+            assert rows[f"step of {nodes} nodes"]["ratio"] > 0
+    else:
+        assert rows["auto"]["against"] == rows["prompt-lookup"]["against"] == "plain"
+        assert rows["identical to plain, auto"]["value"] == 1 and "medusa" not in rows
+        assert "--study peers" in rows["generate"]["note"]

@@ -58,7 +58,7 @@ def test_measuring_finds_the_costs_and_takes_about_the_budget(monkeypatch, loade
     for length in found.lengths:
         for nodes in found.sizes:
             assert found.overhead(nodes, length) == pytest.approx(costs.overhead(nodes, length))
-    assert found.sizes == (1, 4, 8, 16, 24, 32, 48, 64)
+    assert found.sizes == (1, 2, 4, 8, 16, 24, 32, 48, 64)
     assert 0.15 <= clock.now < 1.0
 
 
@@ -104,7 +104,7 @@ def test_one_disturbed_look_at_a_size_leaves_it_in(monkeypatch, loaded):
 
 def test_measuring_is_interleaved_and_each_size_is_measured_equally_often(monkeypatch, loaded):
     clock = Clock(monkeypatch, costs_of(0.01))
-    found = list(time_steps(loaded.engine, TREE, BRIEF, clock))[-1]
+    found = list(time_steps(loaded.engine, TREE, 2 * BRIEF, clock))[-1]
     timed = clock.steps[len(found.sizes) :]
     rounds = [kind for kind, _ in groupby(timed)]  # each follows its own kind
     per_round = len(found.sizes) * len(found.lengths)
@@ -157,7 +157,7 @@ def test_without_heads_chains_of_the_text_are_timed(tmp_path):
     bare = loaded_from(write_checkpoint(tmp_path / "model", heads=0))
     held = bare.engine.backbone.cache.length
     *_, found = time_steps(bare.engine, chain(15), BRIEF)
-    assert found.sizes[:2] == (1, 4) and found.sizes[-1] <= 16
+    assert found.sizes[:3] == (1, 2, 4) and found.sizes[-1] <= 16
     assert bare.engine.backbone.cache.length == held
 
 

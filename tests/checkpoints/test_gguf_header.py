@@ -8,7 +8,13 @@ import pytest
 from support.gguf_models import ROWS, raw_gguf, text, texts, tiny_model, write_gguf
 
 from medusa_chat.checkpoints.layouts.contents import survey
-from medusa_chat.checkpoints.layouts.gguf_header import MAX_TEMPLATE, TYPES, read_gguf
+from medusa_chat.checkpoints.layouts.gguf_header import (
+    MAX_TEMPLATE,
+    TYPES,
+    GgufReader,
+    read_gguf,
+    read_vocabulary,
+)
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 
@@ -245,3 +251,47 @@ def test_the_largest_quantised_of_several_is_read_and_told(tmp_path):
         assert parts_of(name) == (name,) == (first_part(name),)
     assert split_name("a/b/sub/c.GGUF") == ("a/b", "sub/c.GGUF")
     assert split_name("a/b") == ("a/b", None) and split_name("a/b.gguf") == ("a/b.gguf", None)
+
+
+def read_of(words, path):
+    path.write_bytes(raw_gguf(GOOD | {"tokenizer.ggml.tokens": texts(words)}, ONE, DATA))
+    return read_vocabulary(LocalFolder(path.parent, only=path.name), path.name)
+
+
+def test_a_vocabulary_is_read_whole_where_it_is_asked_for(tmp_path):
+    """Lengths of any size, some of which are no ASCII, stand between its texts."""
+    words = ["x" * length for length in (0, 1, 127, 128, 255, 256, 300, 65_536)] + [
+        "\u2581\U0001f642"
+    ]
+    words = words * 40  # longer than a piece that is read at once
+    assert read_of(words, tmp_path / "a.gguf")["tokenizer.ggml.tokens"] == words
+    header = read_gguf(LocalFolder(tmp_path, only="a.gguf"), "a.gguf")
+    assert header.metadata["tokenizer.ggml.tokens"] == len(words)
+
+
+@pytest.mark.parametrize("length", [1, 100, 128, 200, 255])
+def test_a_text_that_is_not_utf8_is_refused_whatever_its_length(length, tmp_path):
+    """Also where its last character would go on in the length of the next."""
+    for broken in (b"\xff" * length, b"x" * (length - 1) + b"\xc3", b"\x80" + b"x" * (length - 1)):
+        data = struct.pack("<IQ", 8, 3) + text("a") + text(broken) + text("y" * 0xBF)
+        file = tmp_path / "a.gguf"
+        file.write_bytes(raw_gguf(GOOD | {"tokenizer.ggml.tokens": (9, data)}, ONE, DATA))
+        for read in (read_gguf, read_vocabulary):
+            with pytest.raises(ModelError, match="'tokenizer.ggml.tokens' is not UTF-8"):
+                read(LocalFolder(tmp_path, only="a.gguf"), "a.gguf")
+
+
+def test_a_token_more_is_no_call_more(tmp_path, monkeypatch):
+    """A vocabulary has hundreds of thousands of texts: three calls for each took two seconds."""
+    counts, take = [], GgufReader.take
+    for words in (["a", "b"], ["a", "b"] * 3000):
+        calls = []
+
+        def counted(reader, length, calls=calls):
+            calls.append(length)
+            return take(reader, length)
+
+        monkeypatch.setattr(GgufReader, "take", counted)
+        read_of(words, tmp_path / "a.gguf")
+        counts.append(len(calls))
+    assert counts[0] == counts[1]

@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.gguf_models import ROWS, tiny_model, write_gguf
 from support.loading import answer
+from tokenizers import Tokenizer
+from transformers import tokenization_utils_tokenizers
+from transformers.tokenization_utils_base import generate_merges
 
+from medusa_chat.checkpoints import tokenizer as tokenizers_of_folders
 from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_tokenizer import _ranked_merges, write_tokenizer
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -145,3 +150,36 @@ def merged(text, ids, scores):
     for piece in pieces:
         found += [ids[piece]] if piece in ids else [ids[f"<0x{b:02X}>"] for b in piece.encode()]
     return found
+
+
+WORDS = st.lists(st.text("abc", min_size=1, max_size=5), unique=True, max_size=30)
+
+
+@given(words=WORDS, data=st.data())
+def test_merges_of_ranked_tokens_are_those_of_transformers(words, data):
+    """Also where several tokens have one score."""
+    scores = st.lists(st.integers(-3, 3).map(float), min_size=len(words), max_size=len(words))
+    ranks = dict(zip(words, data.draw(scores), strict=True))
+    special = set(data.draw(st.lists(st.sampled_from(words), max_size=3))) if words else set()
+    ids = {word: number for number, word in enumerate(words)}
+    expected = generate_merges(ids, ranks, skip_tokens=special)
+    assert _ranked_merges(ids.keys() - special, ranks) == expected
+
+
+@pytest.mark.parametrize("sentencepiece", [False, True])
+def test_a_tokenizer_is_parsed_once(sentencepiece, tmp_path, monkeypatch):
+    """One of 150,000 tokens takes half a second."""
+    calls = []
+
+    class Counted:
+        from_file = staticmethod(lambda file: calls.append(file) or Tokenizer.from_file(file))
+        from_str = staticmethod(lambda text: calls.append(text) or Tokenizer.from_str(text))
+
+    path = file_of(tmp_path, sentencepiece=sentencepiece)
+    monkeypatch.setattr(tokenization_utils_tokenizers, "TokenizerFast", Counted)
+    monkeypatch.setattr(tokenizers_of_folders, "Tokenizer", Counted)
+    (tmp_path / "settings").mkdir()
+    write_tokenizer(tmp_path / "settings", path)
+    assert calls == []
+    read_tokenizer(tmp_path / "settings", ROWS)
+    assert calls == [str(tmp_path / "settings" / "tokenizer.json")]

@@ -10,11 +10,12 @@ from support.families import tiny
 from support.tokenizer_trials import trials_here  # noqa: F401
 from support.tokenizers import byte_fallback_tokenizer, byte_tokenizer
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from medusa_chat.checkpoints.load import load
-from medusa_chat.checkpoints.tokenizer import left_out, read_tokenizer
+from medusa_chat.checkpoints.tokenizer import _are_below, left_out, read_tokenizer
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -273,3 +274,13 @@ def test_a_vocabulary_larger_than_the_embeddings_is_refused(tmp_path, capsys):
 def write_config(folder):
     """The config that `write_stored` has put another in place of."""
     tiny("llama", vocab_size=256, max_position_embeddings=256).config.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 2, 9], [0, 0, 1], [5, 6, 7]])
+def test_ids_are_looked_at_whether_or_not_some_are_left_out_or_shared(ids):
+    words = dict(zip("abc", ids, strict=True))
+    backend = Tokenizer(BPE(words, []))
+    backend.add_special_tokens(["<x>"])
+    largest = max(backend.get_vocab().values())
+    for rows in range(1, largest + 3):
+        assert _are_below(backend, rows) == (largest < rows)

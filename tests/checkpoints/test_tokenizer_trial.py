@@ -7,6 +7,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.tokenizers import byte_fallback_tokenizer, byte_tokenizer
 
+from medusa_chat import paths
 from medusa_chat.checkpoints import tokenizer_trial
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
@@ -113,6 +114,36 @@ def test_a_tokenizer_of_plain_parts_needs_no_process_and_others_pass(tmp_path):
     assert trial._child is not None
     trial.refuse()
     (tmp_path / "tokenizer.json").write_text(json.dumps(BYTES))
+    assert TokenizerTrial(tmp_path)._child is None
+
+
+def test_one_that_passed_is_not_tried_again_until_it_changes(tmp_path):
+    byte_fallback_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    first = TokenizerTrial(tmp_path)
+    first.refuse()
+    assert TokenizerTrial(tmp_path)._child is None
+    file.write_bytes(file.read_bytes() + b"\n")
+    changed = TokenizerTrial(tmp_path)
+    assert changed._child is not None
+    changed.close()
+    assert TokenizerTrial(tmp_path)._child is not None, "closed before its end: not passed"
+
+
+def test_one_that_failed_is_tried_again(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(BYTES | replace_empty("Regex")))
+    for _ in range(2):
+        with pytest.raises(ModelError, match="fails at 1 times"):
+            TokenizerTrial(tmp_path).refuse()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1, null]", "\x00"])
+def test_a_broken_list_of_those_that_passed_is_none(content, tmp_path):
+    byte_fallback_tokenizer().save_pretrained(tmp_path)
+    paths.write_text(paths.cache_dir() / tokenizer_trial.PASSED, content)
+    trial = TokenizerTrial(tmp_path)
+    assert trial._child is not None
+    trial.refuse()
     assert TokenizerTrial(tmp_path)._child is None
 
 

@@ -127,6 +127,20 @@ def test_raw_prompt_is_passed_as_it_is(runner: Scripted, capsys: Any) -> None:
     assert runner.asked[0][0] == " Once "
 
 
+def test_each_raw_prompt_of_a_file_is_passed_as_it_is(
+    runner: Scripted, capsys: Any, tmp_path: Path
+) -> None:
+    """Base models have no chat template, and a load is too dear for each of many prompts."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": " Once "}\n{"prompt": "Two"}\n', "utf-8")
+    assert main(["generate", "--raw", "--prompts", str(file)]) == 0
+    assert [asked[0] for asked in runner.asked] == [" Once ", "Two"]
+    capsys.readouterr()
+    file.write_text('{"messages": [{"role": "user", "content": "x"}]}\n', "utf-8")
+    code, line = refused(capsys, "generate", "--raw", "--prompts", str(file))
+    assert code == 2 and '{"prompt": text}' in line
+
+
 def test_json_is_one_event_a_line_and_the_trace_has_the_same(
     runner: Scripted, capsys: Any, tmp_path: Path
 ) -> None:
@@ -256,7 +270,7 @@ def test_a_refused_command_leaves_the_old_trace(
 
 
 @pytest.mark.parametrize(
-    "command", [["generate", "--trace"], ["bench", "--study", "peers", "--output"]]
+    "command", [["generate", "--trace"], ["bench", "--study", "drafters", "--output"]]
 )
 def test_what_is_read_is_not_written_over(
     runner: Scripted, capsys: Any, tmp_path: Path, command: list[str]
@@ -325,8 +339,12 @@ def test_off_a_console_windows_reads_and_writes_utf_8(monkeypatch: Any) -> None:
     [
         (["--prompts", "nope"], "--prompts and --questions are for the studies"),
         (["--study", "exactness", "--prompts", "nope"], "there is no file nope"),
-        (["--study", "peers", "--llama-cpp", "nope"], "there is no program nope"),
-        (["--study", "peers", "--vllm-heads", "nope"], "there is no folder nope"),
+        (["--study", "peers", "--llama-bench", "nope"], "there is no program nope"),
+        (["--study", "peers", "--file", "nope"], "there is no file nope"),
+        (["--study", "peers"], "name each with --file FILE.gguf"),
+        (["--study", "peers", "--study", "steps"], "run it alone"),
+        (["--study", "steps", "--llama-bench", "sh"], "are for --study peers"),
+        (["--study", "vllm", "--vllm-heads", "nope"], "there is no folder nope"),
         (["--study", "ladder"], "paper/run.py ladder"),
         (["--shape", "7b", "--checkpoint", "demo"], "random weights"),
     ],

@@ -1,5 +1,6 @@
 """The worker's loop: what becomes of errors, the device's own among them."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.runtime import worker
 from medusa_chat.runtime.requests import End, Reply
-from medusa_chat.runtime.runner import WorkerGone, WorkerProcess, serve
+from medusa_chat.runtime.runner import WORKER, WorkerGone, WorkerProcess, preparing, serve
 
 HELLO = Reply("hello", GenerationSettings())
 
@@ -128,3 +129,19 @@ def test_the_worker_outlives_any_other_error(loop, error):
     for _ in range(2):
         assert str(error) in str(answer(pipe).error)
     assert thread.is_alive()
+
+
+def test_garbage_is_looked_for_again_once_the_packages_are_imported(monkeypatch):
+    with preparing():
+        assert gc.isenabled(), "they were imported before"
+    monkeypatch.delitem(sys.modules, WORKER)
+    try:
+        with pytest.raises(ImportError), preparing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled()
+        with preparing():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()

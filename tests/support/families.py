@@ -25,6 +25,17 @@ BY_LENGTH = {  # rope whose frequencies depend on the length of a pass; it chang
     "dynamic": {"factor": 4.0},
 }
 PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}  # Phi-4-mini
+GROWING = {  # queries grow from position 16 on
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 SHARED = {  # as Gemma 3n's and Gemma 4's small models: the last layers read the first ones' keys
     "head_dim": 8,
     "sliding_window": 8,
@@ -56,12 +67,37 @@ FAMILIES = {
         },
     ),
     "gemma4": ("Gemma4Text", SHARED | {"global_head_dim": 16, "use_double_wide_mlp": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
     "phi3": ("Phi3", {}),
     "phi3-part": ("Phi3", {"rope_parameters": PART}),
     "gpt-neox": ("GPTNeoX", {}),
     "gpt2": ("GPT2", {}),
     "olmo2": ("Olmo2", {}),
-    "granite": ("Granite", {"logits_scaling": 0.5, "attention_multiplier": 0.3}),
+    "granite": (
+        "Granite",
+        {
+            "logits_scaling": 0.5,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 8},
+    ),
+    "ministral3": ("Ministral3", {"head_dim": 8, "rope_parameters": GROWING}),
     "cohere": ("Cohere", {"logit_scale": 3.0}),
     "afmoe": (
         "Afmoe",

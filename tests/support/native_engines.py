@@ -3,8 +3,9 @@
 import torch
 
 from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_layers import layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
-from medusa_chat.decoding.backends.native_weights import UNCHANGED, layer_packer
+from medusa_chat.decoding.backends.native_weights import UNCHANGED
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from support.engines import engine_of, on
 from support.families import CONTEXT, tiny

@@ -9,7 +9,7 @@ how many, and how many tensors there are in total.
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -78,6 +78,7 @@ class GgufHeader:
 
 
 CHUNK = 1 << 20
+LENGTH, LONGEST_ASCII = struct.Struct("<Q"), 127  # a length to which all eight bytes are ASCII
 MAX_HEADER = 64_000_000  # bytes; 262,144 tokens with their merges take 14 MB
 MAX_TEXT = 1 << 20  # bytes of a text
 MAX_TEXTS = 2_000_000  # of all arrays: the largest known has 262,144 tokens and 514,906 merges
@@ -88,10 +89,13 @@ class Broken(Exception):
 
 
 class GgufReader:
-    """Reads the values of a header one after another, and no more than is asked for."""
+    """Reads the values of a header one after another, and no more than is asked for. whole: keys of
+    arrays that are wanted whole."""
 
-    def __init__(self, source: Source, file: str, size: int) -> None:
-        self._source, self._file = source, file
+    def __init__(
+        self, source: Source, file: str, size: int, whole: Container[str] = frozenset()
+    ) -> None:
+        self._source, self._file, self.whole = source, file, whole
         self._most = min(size, MAX_HEADER)
         self._is_long = size > MAX_HEADER
         self.data = bytearray()
@@ -101,6 +105,12 @@ class GgufReader:
     def take(self, length: int) -> int:
         """Read the next `length` bytes; their offset in `data`."""
         start, end = self.place, self.place + length
+        self._fill(end)
+        self.place = end
+        return start
+
+    def _fill(self, end: int) -> int:
+        """Have `data` reach to `end`; how far it reaches."""
         if end > self._most:
             long = f"its header is larger than {MAX_HEADER} bytes"
             raise Broken(long if self._is_long else "it is cut short, or a length in it is wrong")
@@ -109,8 +119,7 @@ class GgufReader:
             if not piece:
                 raise Broken("it is cut short")
             self.data += piece
-        self.place = end
-        return start
+        return len(self.data)
 
     def numbers(self, form: str, count: int = 1) -> tuple[Any, ...]:
         whole = f"<{count}{form}"
@@ -122,22 +131,57 @@ class GgufReader:
     def text(self, most: int, what: str) -> str:
         length = self.number("Q")
         if length > most:
-            raise Broken(f"{what} has {length} bytes: at most {most} are allowed")
+            raise Broken(_too_long(what, length, most))
         start = self.take(length)
         try:
             return self.data[start : start + length].decode("utf-8")
         except UnicodeDecodeError as error:
             raise Broken(f"{what} is not UTF-8") from error
 
-    def skip_texts(self, count: int, what: str) -> None:
-        """Skip texts that only the tokenizer needs; keeping them takes ten times as long."""
+    def texts(self, count: int, what: str, is_wanted: bool) -> list[str]:
+        """The next texts, or, where they are not wanted, none of them. A vocabulary has hundreds of
+        thousands, so that no method is called for each."""
         self._texts += count
         if self._texts > MAX_TEXTS:
             raise Broken(
                 f"{what} brings its texts to {self._texts}: at most {MAX_TEXTS} are allowed"
             )
+        begin, width = self.place, LENGTH.size
+        ends = self._ends(count, what)
+        try:
+            if not is_wanted:  # what stands between them is ASCII
+                self.data[begin : self.place].decode()
+                return []
+            starts = [begin, *ends[:-1]]
+            data = bytes(self.data[: self.place])
+            return [data[a + width : b].decode() for a, b in zip(starts, ends, strict=False)]
+        except UnicodeDecodeError as error:
+            raise Broken(f"a text of {what} is not UTF-8") from error
+
+    def _ends(self, count: int, what: str) -> list[int]:
+        """Where each of the next texts ends. Their lengths are made ASCII where they are none."""
+        data, place, filled = self.data, self.place, len(self.data)
+        length_at, width = LENGTH.unpack_from, LENGTH.size
+        ends: list[int] = []
         for _ in range(count):
-            self.text(MAX_TEXT, f"a text of {what}")
+            start = place + width
+            if start > filled:
+                filled = self._fill(start)
+            (length,) = length_at(data, place)
+            if length > LONGEST_ASCII:
+                if length > MAX_TEXT:
+                    raise Broken(_too_long(f"a text of {what}", length, MAX_TEXT))
+                data[place:start] = bytes(width)
+            place = start + length
+            if place > filled:
+                filled = self._fill(place)
+            ends.append(place)
+        self.place = place
+        return ends
+
+
+def _too_long(what: str, length: int, most: int) -> str:
+    return f"{what} has {length} bytes: at most {most} are allowed"
 
 
 MAGIC = b"GGUF"
@@ -152,6 +196,8 @@ FEW = 4096  # numbers of an array that are kept; of a longer one, and of texts, 
 MAX_ADDED = 100_000  # tokens that stand beside the vocabulary: adding them takes quadratic time
 TEMPLATE = "tokenizer.chat_template"
 TOKENS, KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+MERGES, SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
+VOCABULARY = (TOKENS, KINDS, MERGES, SCORES)
 MODEL = "tokenizer.ggml.model"
 VOCABULARIES = ("gpt2", "llama", "gemma4")  # byte-level and sentencepiece, by llama.cpp's names
 BESIDE = (3, 4)  # kinds of token: control, user-defined
@@ -163,16 +209,23 @@ NUMBERS = {
 T = TypeVar("T")
 
 
-def read_part(source: Source, file: str) -> GgufHeader:
+def read_vocabulary(source: Source, file: str) -> Mapping[str, Any]:
+    """The metadata of a GGUF file, the first part of a split one, with its vocabulary whole. Raises
+    ModelError, in one line."""
+    return read_part(source, file, VOCABULARY).metadata
+
+
+def read_part(source: Source, file: str, whole: Container[str] = frozenset()) -> GgufHeader:
     """The header of one file. A part of a split file may have no tensors, and all but the first
-    have no tokenizer. Raises ModelError, in one line."""
+    have no tokenizer. whole: keys of arrays that its metadata has whole. Raises ModelError, in one
+    line."""
     where = f"{source.name}/{file}"
     start = first_bytes(source, file)
     if start[:4] != MAGIC:
         raise ModelError(f"{where} is not a GGUF file: it does not begin with GGUF: {REMEDY}")
     size = source.files()[file]
     try:
-        return _parse(GgufReader(source, file, size), file, size)
+        return _parse(GgufReader(source, file, size, whole), file, size)
     except Broken as error:
         raise ModelError(f"{where} is broken: {error}: {REMEDY}") from error
 
@@ -201,7 +254,9 @@ def _parse(reader: GgufReader, file: str, size: int) -> GgufHeader:
     start = -(-reader.place // step) * step
     placed = {n: _placed(n, *info, start, step, size) for n, info in infos.items()}
     _refuse_overlap(placed)
-    return GgufHeader({k: v for k, v in metadata.items() if k != KINDS}, placed)
+    if KINDS not in reader.whole:
+        metadata.pop(KINDS, None)
+    return GgufHeader(metadata, placed)
 
 
 def _distinct(pairs: Iterator[tuple[str, T]], what: str) -> dict[str, T]:
@@ -232,12 +287,12 @@ def _value(reader: GgufReader, key: str, kind: int) -> Any:
     if count > MAX_ARRAY:
         raise Broken(f"{what} has {count} entries: at most {MAX_ARRAY} are allowed")
     if inner == TEXT:
-        reader.skip_texts(count, what)
-        return count
+        texts = reader.texts(count, what, key in reader.whole)
+        return texts if key in reader.whole else count
     if inner not in NUMBERS:
         raise Broken(f"{what} is an array of the unknown type {inner}")
     values = reader.numbers(NUMBERS[inner], count)
-    return list(values) if count <= FEW or key == KINDS else count
+    return list(values) if count <= FEW or key == KINDS or key in reader.whole else count
 
 
 def _infos(
@@ -283,7 +338,9 @@ def _refuse_overlap(tensors: Mapping[str, Placed]) -> None:
 
 def _refuse_odd_tokens(metadata: Mapping[str, Any]) -> None:
     """Refuse special tokens outside the vocabulary, and more kinds than tokens."""
-    count, kinds = metadata.get(TOKENS), metadata.get(KINDS)
+    tokens, kinds = metadata.get(TOKENS), metadata.get(KINDS)
+    is_whole = isinstance(tokens, list) and tokens and isinstance(tokens[0], str)
+    count = len(tokens) if is_whole else tokens
     if type(count) is not int or count < 1:
         raise Broken("it holds no tokenizer")
     if (kind := metadata.get(MODEL)) not in VOCABULARIES:

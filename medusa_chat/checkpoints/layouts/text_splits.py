@@ -9,7 +9,7 @@ from typing import Any
 
 from medusa_chat.checkpoints.layouts.gguf_header import MODEL
 
-NAME = "tokenizer.ggml.pre"
+SPLIT = "tokenizer.ggml.pre"
 ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -107,7 +107,7 @@ WHOLE = (*(name for name in BEGUN if name != "chameleon"), "youtu", "minicpm5")
 def unknown_split(metadata: Mapping[str, Any]) -> str:
     """A sentence for a file whose tokenizer splits text in a way that is not known; empty for
     others. metadata: of its header."""
-    name = metadata.get(NAME)
+    name = metadata.get(SPLIT)
     if metadata.get(MODEL) != "gpt2" or str(name) in (*SPLITS, *UNSPLIT):
         return ""
     rules = f"splits text by rules called {str(name)[:40]!r}, which are not known here"

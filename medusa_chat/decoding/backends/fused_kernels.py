@@ -52,7 +52,7 @@ class Sizes:
     @classmethod
     def of(cls, vocabulary: int, layer: FusedLayer, rotary: int) -> "Sizes":
         gate, hidden = layer.config.intermediate_size, layer.before.weight.numel()
-        return cls(vocabulary, hidden, layer.heads, layer.head_dim, gate, rotary)
+        return cls(vocabulary, hidden, layer.form.heads, layer.form.width, gate, rotary)
 
 
 def use(name: str, backbone: Backbone) -> list[str]:
@@ -65,6 +65,8 @@ def use(name: str, backbone: Backbone) -> list[str]:
     if name in IN_LAYERS:
         if not layers or dtype not in TOLERANCES:
             return []
+        if not all(takes(name, layer) for layer in layers):
+            return []
         rotary = 2 * backbone.model.get_decoder().rotary_emb.inv_freq.numel()
         sizes, limit = Sizes.of(size, layers[0], rotary), TOLERANCES[dtype]
         users = [layer.ops for layer in layers]
@@ -75,6 +77,15 @@ def use(name: str, backbone: Backbone) -> list[str]:
     for user in users:
         setattr(user, name, kernel(name))
     return [NAMES[name]]
+
+
+def takes(name: str, layer: FusedLayer) -> bool:
+    """Whether the kernel `name` computes what this layer does at its place."""
+    if name == "gated":
+        return layer.form.gate == "silu"
+    if name == "add_norm":
+        return type(layer.before) is type(layer.after) is nn.RMSNorm
+    return layer.form.is_turned and hasattr(layer.stock.self_attn, "head_dim")
 
 
 def reference(name: str) -> Callable[..., Any]:

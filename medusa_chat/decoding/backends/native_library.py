@@ -36,13 +36,21 @@ class Product(Structure):
     ]
 
 
+class Linear(Structure):
+    """A linear of a layer: kernels/pass.h."""
+
+    _fields_ = [("weights", Weights), ("bias", c_void_p)]
+
+
 class Layer(Structure):
-    """The weights and caches of one layer: kernels/pass.h."""
+    """One layer, by what it computes, and its caches: kernels/pass.h."""
 
     _fields_ = [
-        *_all(c_void_p, "before qkv_bias out_bias after gate_up_bias down_bias"),
-        *_all(Weights, "qkv out gate_up down"),
+        *_all(c_void_p, "before beside mixed after fed query_norm key_norm cosines sines growth"),
+        *_all(Linear, "query key value out gate up down"),
         *_all(c_void_p, "keys values"),
+        *_all(c_int64, "heads kv_heads head_dim rotary inner window gates"),
+        *_all(c_float, "scaling cap residual"),
     ]
 
 
@@ -50,10 +58,9 @@ class Decoder(Structure):
     """What all layers share: kernels/pass.h."""
 
     _fields_ = [
-        *_all(c_int64, "count hidden heads kv_heads head_dim rotary"),
-        *_all(c_int64, "inner capacity vocabulary is_half"),
-        *_all(c_float, "epsilon scaling"),
-        *_all(c_void_p, "embedding norm cosines sines"),
+        *_all(c_int64, "count hidden capacity vocabulary is_half"),
+        *_all(c_float, "epsilon embedding_scale"),
+        *_all(c_void_p, "embedding norm"),
         ("layers", POINTER(Layer)),
     ]
 
@@ -63,9 +70,9 @@ class Pass(Structure):
 
     _fields_ = [
         ("decoder", POINTER(Decoder)),
-        *_all(c_void_p, "tokens positions texts mask"),
-        *_all(c_int64, "stride free rows start keys threads"),
-        *_all(c_void_p, "hidden work"),
+        *_all(c_void_p, "tokens positions texts taps mask states"),
+        *_all(c_int64, "stride rows start keys tap_count threads"),
+        *_all(c_void_p, "hidden tapped work"),
     ]
 
 
@@ -125,6 +132,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, t
     "head_guesses": (None, POINTER(HeadGuesses), c_int64),
     "draw": (None, POINTER(Draw), c_int64),
     "draw_work": (c_int64, c_int64),
+    "guesses": (None, POINTER(Guesses), c_int64),
     "row_sums": (None, POINTER(Sums), c_int64),
     "work_size": (c_int64, POINTER(Decoder), c_int64, c_int64, c_int64),
 }

@@ -6,10 +6,9 @@ plain decoding's. The rules of a step are not here (step.py). Its reference is t
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
-import math
 import warnings
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_char, c_int64, pointer
+from ctypes import addressof, byref, c_int64, pointer
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_library as structs
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
+from medusa_chat.decoding.backends.native_rows import NativeRows
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
     UNCHANGED,
@@ -38,14 +37,16 @@ from medusa_chat.decoding.families import native_supports
 from medusa_chat.decoding.fused_layers import FusedDecoder
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.kv_cache import KVCache, Layer, Shape
-from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
+from medusa_chat.decoding.layer_forms import LayerForm, angles_of, embedding_scale, norm_weight
+from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import TorchStep
 
 # of the difference from PyTorch in fp32, as a share of the largest state. Whole numbers multiply
 # values of 16 bits, so that a last bit of fp32 can become some 1e-4; in bf16 PyTorch itself is off
 # by 0.22 where keys are large (Qwen2), and C by as much
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
-FEW = 2**16  # numbers that one thread reads as fast as several that wait for each other
+LINEARS = ("query", "key", "value", "out", "gate", "up", "down")  # of kernels/pass.h, in order
+GATES = ("silu", "gelu")  # in the order of kernels/pass.h
 
 
 class Passes:
@@ -90,50 +91,62 @@ class NativeDecoder(nn.Module):
         super().__init__()
         self.library = library
         stock = twin.stock
-        capacity = layers[0].get_max_length()
-        first = stock.layers[0]
-        places = torch.arange(capacity)[None]
+        self._capacity = layers[0].get_max_length()
         embedding = stock.embed_tokens.weight
-        cosines, sines = stock.rotary_emb(embedding[:1, None].float(), position_ids=places)
-        self._kept = [t[0].contiguous() for t in (cosines, sines)]
-        norm, table = self._floats(stock.norm.weight), embedding.data_ptr()
+        self._kept: list[Tensor] = []
+        self._angles: dict[str | None, tuple[int, int, int]] = {}
         self._layers = (structs.Layer * len(layers))()
         for layer, kv, out in zip(stock.layers, layers, self._layers, strict=True):
-            self._fill(layer, kv, out)
-        heads, kv_heads = first.heads
+            self._fill(layer, kv, out, stock.rotary_emb)
         self.structure = structs.Decoder(
             len(layers),
             embedding.shape[1],
-            heads,
-            kv_heads,
-            first.head_dim,
-            cosines.shape[-1],
-            first.down.ins,
-            capacity,
+            self._capacity,
             len(embedding),
             embedding.dtype == torch.bfloat16,
-            first.before.eps,
-            first.scaling,
-            table,
-            norm,
-            *(t.data_ptr() for t in self._kept[:2]),
+            stock.norm.eps,
+            embedding_scale(stock),
+            embedding.data_ptr(),
+            self._norm(stock.norm),
             self._layers,
         )
         self._passes = Passes(self.structure, library)
         self._places = (c_int64 * MAX_NODES)()  # of the rows of a step
 
-    def _fill(self, layer: Any, kv: Layer, out: structs.Layer) -> None:
-        """Fill in the addresses of what this layer reads."""
-        assert kv.keys is not None and kv.values is not None
-        out.before, out.after = map(self._floats, (layer.before.weight, layer.after.weight))
-        for name in ("qkv", "out", "gate_up", "down"):
-            linear = getattr(layer, name)
-            setattr(out, name, linear.weights)
-            setattr(out, f"{name}_bias", linear.bias_address)
+    def _fill(self, layer: Any, kv: Layer, out: structs.Layer, rotary: Any) -> None:
+        """Fill in what this layer computes, and the addresses of what it reads."""
+        form: LayerForm = layer.form
+        for name in ("before", "mixed", "after", "fed", "query_norm", "key_norm"):
+            norm = getattr(layer, name)
+            setattr(out, name, None if norm is None else self._norm(norm))
+        linears = *layer.qkv.parts, layer.out, *layer.gate_up.parts, layer.down
+        for name, linear in zip(LINEARS, linears, strict=True):
+            setattr(out, name, structs.Linear(linear.weights, linear.bias_address))
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
+        out.heads, out.kv_heads = form.heads
+        out.head_dim, out.inner, out.gates = form.width, layer.down.ins, GATES.index(form.gate)
+        out.window, out.cap = form.window or 0, form.cap or 0.0
+        out.scaling, out.residual = form.scaling, form.residual
+        if form.is_turned:
+            if form.kind not in self._angles:
+                self._angles[form.kind] = self._angles_of(rotary, form.kind)
+            out.rotary, out.cosines, out.sines = self._angles[form.kind]
+        if form.growth is not None:
+            out.growth = self._floats(form.growth_at(torch.arange(self._capacity)))
+
+    def _angles_of(self, rotary: Any, kind: str | None) -> tuple[int, int, int]:
+        """How many numbers of a head are turned, and the addresses of their cosines and sines
+        [capacity, R]."""
+        places = torch.arange(self._capacity)[None]
+        cosines, sines = angles_of(rotary, torch.zeros(1, 1, 1), places, kind)
+        return cosines.shape[-1], self._floats(cosines[0]), self._floats(sines[0])
+
+    def _norm(self, norm: Any) -> int:
+        """The address of what a norm multiplies by."""
+        return self._floats(norm_weight(norm))
 
     def _floats(self, weight: Tensor) -> int:
-        """The address of a vector [d] in fp32, which this decoder keeps alive."""
+        """The address of numbers in fp32, which this decoder keeps alive."""
         floats = weight.detach().float().contiguous()
         self._kept.append(floats)
         return floats.data_ptr()
@@ -143,29 +156,32 @@ class NativeDecoder(nn.Module):
         input_ids: Tensor,
         position_ids: Tensor,
         past_key_values: Any,
-        attention_mask: Tensor,
+        attention_mask: Tensor | dict[str, Tensor],
         **_: Any,
     ) -> Any:
-        """input_ids and position_ids int64 [1, n], attention_mask additive [1, 1, n, s] ->
-        last_hidden_state float32 [1, n, d]. The cache is always used. Raises as `run_rows` does."""
+        """input_ids and position_ids int64 [1, n], attention_mask additive [1, 1, n, s], or one by
+        kind of layer -> last_hidden_state float32 [1, n, d]. The cache is always used. Of the text
+        before its rows a mask may hide what lies outside of a window alone. Raises as `run_rows`
+        does."""
+        if isinstance(attention_mask, dict):
+            attention_mask = attention_mask["full_attention"]
         start, places = past_key_values.layers[0].start, position_ids[0].contiguous()
-        mask = attention_mask[0, 0].float().contiguous()
-        free = 0 if mask[:, :start].any() else start
-        hidden = self._run(input_ids[0], places.data_ptr(), mask[:, free:], start, free)
+        mask = attention_mask[0, 0, :, start:].float().contiguous()
+        hidden = self._run(input_ids[0], places.data_ptr(), mask, start)
         return SimpleNamespace(last_hidden_state=hidden[None])
 
     def run_rows(self, tokens: Tensor, depths: Sequence[int], mask: Tensor, start: int) -> Tensor:
         """tokens int64 [n], so deep behind `start` tokens -> float32 [n, d] after the final norm;
-        keys and values are written after those tokens, which every row sees. mask additive float32
-        [n, n]: of the rows for each other. Raises IndexError for a token or a place out of
-        range."""
+        keys and values are written after those tokens, of which every row sees what its layer's
+        window holds. mask additive float32 [n, n]: of the rows for each other, of which none sees
+        one behind it. Raises IndexError for a token or a place out of range."""
         self._places[: len(depths)] = [start + depth for depth in depths]
-        return self._run(tokens, addressof(self._places), mask, start, start)
+        return self._run(tokens, addressof(self._places), mask, start)
 
-    def _run(self, tokens: Tensor, places: int, mask: Tensor, start: int, free: int) -> Tensor:
-        """See Passes.run. mask [n, start + n - free]: of the columns from `free` on."""
+    def _run(self, tokens: Tensor, places: int, mask: Tensor, start: int) -> Tensor:
+        """See Passes.run. mask [n, n]."""
         job = self._passes.job
-        job.mask, job.stride, job.free, job.start = mask.data_ptr(), mask.stride(0), free, start
+        job.mask, job.stride, job.start = mask.data_ptr(), mask.stride(0), start
         return self._passes.run(tokens, places, start + tokens.shape[0])
 
 
@@ -179,12 +195,14 @@ class NativeTexts:
     def __init__(self, native: NativeDecoder, slots: int, capacity: int) -> None:
         """capacity: at most the decoder's own."""
         decoder = native.structure
-        shape = slots, decoder.kv_heads, capacity, decoder.head_dim
         # not zeros: memory is taken where a text writes, not for all that it might
         dtype = torch.bfloat16 if decoder.is_half else torch.float32
-        self._kv = torch.empty(2 * decoder.count, *shape, dtype=dtype)
         self._layers = (structs.Layer * decoder.count)(*decoder.layers[: decoder.count])
-        for layer, keys, values in zip(self._layers, self._kv[::2], self._kv[1::2], strict=True):
+        self._kv = [
+            torch.empty(2, slots, layer.kv_heads, capacity, layer.head_dim, dtype=dtype)
+            for layer in self._layers
+        ]
+        for layer, (keys, values) in zip(self._layers, self._kv, strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
         fields = {name: getattr(decoder, name) for name, *_ in decoder._fields_}
         fields |= {"capacity": capacity, "layers": self._layers}
@@ -194,13 +212,16 @@ class NativeTexts:
     def bytes_of(native: NativeDecoder, capacity: int) -> int:
         """Memory of one text of `capacity` tokens."""
         decoder = native.structure
-        numbers = 2 * decoder.count * decoder.kv_heads * capacity * decoder.head_dim
+        layers = decoder.layers[: decoder.count]
+        numbers = 2 * capacity * sum(layer.kv_heads * layer.head_dim for layer in layers)
         return int(numbers * (2 if decoder.is_half else 4))
 
     def put(self, slot: int, cache: KVCache) -> None:
-        """Copy the cache's text to a slot. Its keys and values have one shape in all layers."""
-        (rows,) = cache.rows(0, cache.length)
-        self._kv[:, slot, :, : cache.length] = rows[:, 0]
+        """Copy the cache's text to a slot."""
+        length, layers = cache.length, cache.layers.layers
+        for (keys, values), layer in zip(self._kv, layers, strict=True):
+            keys[slot, :, :length] = layer.keys[0, :, :length]
+            values[slot, :, :length] = layer.values[0, :, :length]
 
     def run(self, tokens: Tensor, places: Tensor, slots: Tensor) -> Tensor:
         """tokens, places and slots int64 [n] -> float32 [n, d] after the final norm: of each slot
@@ -210,91 +231,6 @@ class NativeTexts:
         job.texts = slots.data_ptr()
         places = places.contiguous()
         return self._passes.run(tokens, places.data_ptr(), int(places.max()) + 1)
-
-
-class NativeRows(Rows):
-    """Rows in C. Samples are torch's: where rounding might have it otherwise (a near tie, the end
-    of top-p), torch draws (test_native_rows.py compares them). Sums are torch's to rounding.
-
-    No operator of torch reads a whole row here: its threads go on spinning after one, on the cores
-    that the next pass wants."""
-
-    def __init__(self, library: NativeLibrary) -> None:
-        self._library, self._work = library, torch.empty(0)
-
-    def largest(self, scores: Tensor) -> Tensor:
-        """Rows.largest: scores [n, V] of any floating dtype -> int64 [n]."""
-        return self._drawn(scores, structs.Draw(scale=1.0))[0]
-
-    def sample(
-        self,
-        logits: Tensor,
-        settings: GenerationSettings,
-        depths: Tensor,
-        deepest: int,
-        place: Position,
-        seed: int | Tensor,
-    ) -> Tensor:
-        """Rows.sample: logits [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
-        if not isinstance(place, int) or not isinstance(seed, int):
-            return super().sample(logits, settings, depths, deepest, place, seed)
-        lowest = math.log(settings.min_p) if settings.min_p > 0 else -math.inf
-        cut = settings.scale, settings.top_p, lowest
-        job = structs.Draw(None, depths.data_ptr(), seed=seed, place=place, top_k=settings.top_k)
-        job.scale, job.top_p, job.min_p = cut
-        tokens, unsure = self._drawn(logits, job)
-        for row in unsure:
-            one, at = logits[row : row + 1], place + int(depths[row])
-            tokens[row] = super().sample(one, settings, depths.new_zeros(1), 0, at, seed)[0]
-        return tokens
-
-    def draw(
-        self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
-    ) -> Tensor:
-        """Rows.draw: scores [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
-        if not isinstance(place, int) or not isinstance(seed, int):
-            return super().draw(scores, depths, deepest, place, seed)
-        return self.draw_each(scores, place + depths, torch.full_like(depths, seed))
-
-    def draw_each(self, scores: Tensor, places: Tensor, seeds: Tensor) -> Tensor:
-        """`draw` of rows of different texts, scores [n, V]: row i by seed i at place i of its text,
-        int64 [n] each -> tokens int64 [n]; the largest where the place is under 0."""
-        addresses = places.data_ptr(), seeds.data_ptr()
-        job = structs.Draw(None, None, *addresses, scale=1.0, top_p=1.0, min_p=-math.inf)
-        tokens, unsure = self._drawn(scores, job)
-        for row in unsure:
-            one, place, seed = scores[row : row + 1], int(places[row]), int(seeds[row])
-            tokens[row] = super().draw(one, places.new_zeros(1), 0, place, seed)[0]
-        return tokens
-
-    def _drawn(self, scores: Tensor, job: structs.Draw) -> tuple[Tensor, list[int]]:
-        """The tokens int64 [n] by a job whose rows are scores [n, V], and of which rows they are
-        unsure."""
-        scores = scores.float().contiguous()
-        rows, size = scores.shape
-        threads = self._count(scores)
-        needed = threads * self._library.c.draw_work(size)
-        if self._work.numel() < needed:
-            self._work = torch.empty(needed)
-        tokens, unsure = torch.empty(rows, dtype=torch.long), bytearray(rows)
-        job.scores, job.work, job.tokens = (t.data_ptr() for t in (scores, self._work, tokens))
-        job.unsure = addressof(c_char.from_buffer(unsure))
-        job.rows, job.size = rows, size
-        self._library.c.draw(byref(job), threads)
-        return tokens, [row for row in range(rows) if unsure[row]] if any(unsure) else []
-
-    def sums(self, logits: Tensor, scale: Any = 1.0) -> tuple[Tensor, Tensor]:
-        """Rows.sums: logits [n, V] of any floating dtype -> float32 [n] twice."""
-        logits = logits.float().contiguous()
-        sums, entropies = (torch.empty(logits.shape[0]) for _ in range(2))
-        addresses = (t.data_ptr() for t in (logits, sums, entropies))
-        job = structs.Sums(*addresses, *logits.shape, scale)
-        self._library.c.row_sums(byref(job), self._count(logits))
-        return sums, entropies
-
-    def _count(self, scores: Tensor) -> int:
-        """How many threads read scores [n, V], a row each."""
-        return min(self._library.threads, len(scores)) if scores.numel() > FEW else 1
 
 
 class NativeHeads(nn.Module):
@@ -385,19 +321,14 @@ class NativeStep(TorchStep):
         self.rows: NativeRows = NativeRows(library)
         count = library.threads
         self.name = f"the pass in C, by {count} thread{'s' if count > 1 else ''}"
-        self.decoder, self._window = decoder, backbone.windows[0]
+        self.decoder = decoder
         self._lm_head: Any = backbone.lm_head.linear
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """The backbone's pass over n nodes -> hidden [n, d] after the final norm, float32, and
-        logits [n, V] of that dtype. The text before the tree needs no mask, unless it is longer
-        than the attention window."""
-        start, depth = self.backbone.cache.length, draft.tree.depth
-        if self._window is not None and start + depth >= self._window:
-            return super().run(draft)
-        hidden = self.decoder.run_rows(
-            draft.tokens, draft.tree.depths, _mask_of(draft.tensors), start
-        )
+        logits [n, V] of that dtype."""
+        start, mask = self.backbone.cache.length, _mask_of(draft.tensors)
+        hidden = self.decoder.run_rows(draft.tokens, draft.tree.depths, mask, start)
         return hidden, self.backbone.lm_head.finish(self._lm_head.product(hidden))
 
 
@@ -474,13 +405,10 @@ def _fp32_states(backbone: Backbone, twin: FusedDecoder, ids: Tensor) -> Tensor:
     shapes = [Shape(t.shape[1], t.shape[3], t.device) for x in layers for t in (x.keys, x.values)]
     cache = KVCache(shapes, len(ids), torch.float32)
     places = torch.arange(len(ids))
-    mask = backbone.causal_mask(places, backbone.windows[0]).float()
-    hook = twin.stock.embed_tokens.register_forward_hook(lambda *called: called[-1].float())
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch: a norm's weight has another dtype
-            out = twin(ids[None], places[None], cache.layers, mask[None, None])
-    finally:
-        hook.remove()
+    masks = {w: backbone.causal_mask(places, w).float() for w in backbone.windows}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: a norm's weight has another dtype
+        hidden = twin.embedded(ids[None])
+        out = twin.run(hidden, places[None], cache.layers, backbone.by_kind(masks))
     states: Tensor = out.last_hidden_state[0]
     return states

@@ -4,10 +4,9 @@ A weight is fp32, bf16, or whole numbers of 4 or 8 bits in blocks with one scale
 weights of P outputs lie side by side: a panel (kernels/weights.h).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import byref
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.parity import agrees, share
-from medusa_chat.decoding.backends.replacements import parted, parts_of
 
 WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS, NIBBLES, BYTES = range(5)  # kernels/weights.h
@@ -332,49 +330,6 @@ def quantised_bytes(model: nn.Module) -> int:
 
 
 # ------------------------------------------------------------------------------- a model's weights
-
-
-@torch.inference_mode()
-def layer_packer(
-    model: Any, library: NativeLibrary, storage: WeightStorage = UNCHANGED
-) -> Callable[[str, Any], None] | None:
-    """A function that packs the weights of a merged layer of a model, given the layer's name and
-    the layer: one by one, so that no weight has to be in memory twice. None, with a warning, where
-    a product by C differs from PyTorch's."""
-    first = model.get_decoder().layers[0].self_attn.o_proj
-    weight = first.weight.detach().to(storage.dtype or first.weight.dtype)
-    trial = NativeLinear(first, library, weight)
-    if not agrees(DISABLED, lambda: trial.off_by(weight), TOLERANCE):
-        return None
-    return partial(_pack_layer, library, storage)
-
-
-def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, layer: Any) -> None:
-    """Put native linears into the merged layer at `place` and the stock layer that it wraps. The
-    gated products are padded to whole panels with outputs of 0, and the next product's weights with
-    columns of 0."""
-    attention, mlp = layer.stock.self_attn, layer.stock.mlp
-    inner = layer.down.in_features
-    more = -inner % WIDEST_PANEL
-    gate_up, down, bias = layer.gate_up, layer.down, layer.gate_up.bias
-    if more:
-        gate_up = SimpleNamespace(
-            weight=F.pad(gate_up.weight.view(2, inner, -1), (0, 0, 0, more)).flatten(0, 1),
-            bias=bias if bias is None else F.pad(bias.view(2, inner), (0, more)).flatten(),
-        )
-        down = SimpleNamespace(weight=F.pad(down.weight, (0, more)), bias=down.bias)
-    first, both = parts_of(attention, "qkv_proj"), parts_of(mlp, "gate_up_proj")
-    sizes = [getattr(attention, name).out_features for name in first]
-
-    def packed(linear: Any, block: str, *names: str) -> NativeLinear:
-        stored = storage([f"{place}.{block}.{n}.weight" for n in names], linear.weight.detach())
-        return NativeLinear(linear, library, stored)
-
-    layer.qkv = parted(attention, first, packed(layer.qkv, "self_attn", *first), sizes)
-    layer.out = attention.o_proj = packed(layer.out, "self_attn", "o_proj")
-    sizes = [2 * (inner + more) // len(both)] * len(both)
-    layer.gate_up = parted(mlp, both, packed(gate_up, "mlp", *both), sizes)
-    layer.down = mlp.down_proj = packed(down, "mlp", "down_proj")
 
 
 def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.backends.quantised import (
     Int8Linear,
     can_merge,
@@ -15,17 +16,15 @@ from medusa_chat.decoding.backends.quantised import (
     take_int8,
     with_own_memory,
 )
-from medusa_chat.decoding.fused_layers import FusedLayer
+from medusa_chat.decoding.fused_layers import FusedLayer, Joined
+from medusa_chat.decoding.layer_forms import is_described, parts_of
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 # families whose norms are weight * x / rms(x) and nothing else
 PLAIN_NORMS = {
     f"{family}RMSNorm"
-    for family in "Llama Mistral Mixtral Qwen2 Qwen3 Phi3 Olmo2 Granite SmolLM3".split()
+    for family in "Llama Mistral Mixtral Qwen2 Qwen3 Phi3 Olmo2 Granite SmolLM3 Ministral3".split()
 }
-# families whose layers are norm, rotary attention, norm, gated SiLU, and nothing else
-PLAIN_LAYERS = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Phi3")}
-PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 class PackedLinear(nn.Module):
@@ -72,7 +71,8 @@ def replace_submodules(
         model.set_submodule(name, to_torch_rmsnorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
     for name in layers:
-        layer = fuse(model.get_submodule(name), packs)
+        stock: Any = model.get_submodule(name)
+        layer = fuse(stock, packs) if pack_layer is None else wrap(stock)
         model.set_submodule(name, layer)
         if pack_layer is not None:
             pack_layer(name, layer)
@@ -97,6 +97,8 @@ def fuse(layer: Any, packs: bool) -> FusedLayer:
     """The layer with its projections merged. packs: whether weights may be converted to oneDNN's
     layout."""
     attention, mlp = layer.self_attn, layer.mlp
+    if isinstance(attention.o_proj, NativeLinear):
+        return wrap(layer)
     lay = packed if packs else lambda linear: linear
     return FusedLayer(
         layer,
@@ -107,32 +109,41 @@ def fuse(layer: Any, packs: bool) -> FusedLayer:
     )
 
 
+def wrap(layer: Any) -> FusedLayer:
+    """The layer with its projections as they are, called as one where they have one input."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return FusedLayer(
+        layer,
+        qkv=_joined(attention, "qkv_proj"),
+        out=attention.o_proj,
+        gate_up=_joined(mlp, "gate_up_proj"),
+        down=mlp.down_proj,
+    )
+
+
+def _joined(parent: Any, whole: str) -> Joined:
+    return Joined(*(getattr(parent, name) for name in parts_of(parent, whole)))
+
+
 def is_plain_layer(module: nn.Module) -> bool:
-    """Whether FusedLayer gives what this layer gives: a known family, SiLU, its linears plain or
-    in 4 bits that merge without loss."""
-    if type(module).__name__ not in PLAIN_LAYERS:
+    """Whether FusedLayer gives what this layer gives: its form is described, its linears are plain,
+    the C library's, or in 4 bits that merge without loss."""
+    if not is_described(module):
         return False
     layer: Any = module
     attention, mlp = layer.self_attn, layer.mlp
-    is_silu = attention.config.hidden_act == "silu"
     merged = [
         tuple(getattr(parent, name) for name in parts_of(parent, whole))
         for parent, whole in ((attention, "qkv_proj"), (mlp, "gate_up_proj"))
     ]
-    return is_silu and all(map(_fits, [*merged, (attention.o_proj,), (mlp.down_proj,)]))
-
-
-def parts_of(parent: Any, whole: str) -> tuple[str, ...]:
-    """The names of the linears of an attention or MLP block that make the product `whole`: itself
-    where the family has it so (Phi-3)."""
-    return (whole,) if hasattr(parent, whole) else PARTS[whole]
+    return all(map(_fits, [*merged, (attention.o_proj,), (mlp.down_proj,)]))
 
 
 def _fits(linears: tuple[Any, ...]) -> bool:
     """Whether these linears are one, or several that merge."""
     if all(is_linear4(linear) for linear in linears):
         return len(linears) == 1 or can_merge(*linears)
-    return {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear})
+    return {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {NativeLinear})
 
 
 def merge(parent: Any, *names: str) -> Any:

@@ -33,13 +33,19 @@ CASES = (  # groups, nodes, tokens before them, window
 
 
 def split_tree_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Attention as `tree_attention`, but a mask may be a node mask, int64 [1, 1, n, 2 + w]: then by
     the kernel where it runs, over keys and values [1, H_kv, any, D] of which it reads the text and
-    the draft alone."""
+    the draft alone. It knows no cap: models that have one do not use it."""
     if mask is None or mask.is_floating_point():
-        return tree_attention(query, key, value, mask, scaling)
+        return tree_attention(query, key, value, mask, scaling, cap)
+    assert cap is None
     width = query.shape[-1]
     if not has_kernel(query.device, query.dtype, width):
         return reference(query, key, value, mask[0, 0], scaling)
@@ -79,7 +85,8 @@ def _fits(backbone: Backbone) -> bool:
         layer.keys.shape == layer.values.shape == keys.shape and layer.keys.shape[-1] in WIDTHS
         for layer in layers
     )
-    if backbone.implementation != TREE or not is_plain:
+    is_capped = getattr(backbone.config, "attn_logit_softcapping", None) is not None
+    if backbone.implementation != TREE or not is_plain or is_capped:
         return False
     return has_kernel(backbone.device, keys.dtype, keys.shape[-1])
 

@@ -37,7 +37,10 @@ from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
 
-NATIVE = ("llama", "mistral", "mistral-window", "qwen2", "phi3", "phi3-part")
+NATIVE = (
+    *("llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed", "phi3", "phi3-part", "qwen3"),
+    *("gemma", "gemma2", "gemma3", "ministral3", "smollm3", "smollm3-window", "granite"),
+)
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -430,7 +433,8 @@ def test_the_library_follows_from_every_file(library, tmp_path, monkeypatch):
     ("family", "changes", "is_reached"),
     [
         *((family, {}, True) for family in NATIVE),
-        *(("qwen2-mixed", {}, False), ("qwen3", {}, False), ("gemma", {}, False)),
+        *(("olmo2", {}, False), ("cohere", {}, False), ("gemma3", {"head_dim": 12}, False)),
+        ("gemma3", {"hidden_activation": "gelu"}, False),
         ("llama", {"hidden_size": 36, "head_dim": 8}, False),
         ("llama", {"hidden_act": "gelu"}, False),
     ],

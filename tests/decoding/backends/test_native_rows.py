@@ -16,7 +16,7 @@ from medusa_chat.decoding.acceptance import (
     typical_sampled,
 )
 from medusa_chat.decoding.backends.native_library import NativeLibrary
-from medusa_chat.decoding.backends.native_step import NativeRows
+from medusa_chat.decoding.backends.native_rows import NativeRows
 from medusa_chat.decoding.settings import GenerationSettings
 
 aten = torch.ops.aten
@@ -48,6 +48,17 @@ def test_the_same_tokens_and_sums(library, vocabulary, threads):
         for seed in (0, 7, 2**40 + 3):
             given = scores, depths, 2, 31, seed
             assert torch.equal(ours.draw(*given), TORCH.draw(*given))
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 61])
+def test_the_likeliest_tokens_and_their_sums_are_torchs(library, count):
+    torch.manual_seed(6)
+    logits = 3 * torch.randn(2, 61)
+    mine, others = (
+        rows.best(logits, count) for rows in (NativeRows(NativeLibrary(library, 2)), TORCH)
+    )
+    assert torch.equal(mine[0], others[0]) and torch.equal(mine[1], others[1])
+    assert torch.allclose(mine[2], others[2])
 
 
 def test_the_lowest_of_equals_wins_wherever_they_stand(library):

@@ -75,7 +75,7 @@ def test_one_recording_serves_all_lengths_and_makes_no_mask(monkeypatch):
     recorded, seen = CudaGraphStep(engine.backbone), set()
     real = attention.OURS[splits.NAME]
 
-    def spy(query, key, value, mask, scaling=None):
+    def spy(query, key, value, mask, scaling=None, cap=None):
         if query.shape[2] == 7:  # the draft's, not the prompt's
             seen.add((mask.dtype, mask.shape, key.shape[2]))
         return real(query, key, value, mask, scaling)

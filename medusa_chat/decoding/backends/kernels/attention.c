@@ -23,20 +23,23 @@
 
 ptrdiff_t scores_size(ptrdiff_t keys) { return (keys + GROUP) * BLOCK; }
 
-ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys) {
+ptrdiff_t attention_size(const Decoder *m, const Layer *layer, ptrdiff_t keys) {
     const ptrdiff_t scores = scores_size(keys);
-    return m->head_dim * (BLOCK + KEYS) + scores + (m->is_half ? NEARER + scores / 2 : 0);
+    return layer->head_dim * (BLOCK + KEYS) + scores + (m->is_half ? NEARER + scores / 2 : 0);
+}
+
+/* The first place that a row sees of the text. */
+static int first_seen(const Attention *a, int row) {
+    const int64_t seen = a->pass.positions[row] + 1 - a->layer.window;
+    return a->layer.window && seen > 0 ? (int)seen : 0;
 }
 
 static Block block_at(const Attention *a, float *scores, float *scratch, float *whole) {
     const Decoder *m = a->pass.decoder;
-    const int groups = (int)(m->heads / m->kv_heads), size = (int)m->head_dim;
-    const int keys = (int)(a->pass.start + a->pass.rows);
+    const int groups = (int)(a->layer.heads / a->layer.kv_heads), size = (int)a->layer.head_dim;
     Block b = {.pairs = least(BLOCK, (int)a->pass.rows * groups - a->first),
                .size = size,
                .words = m->is_half ? size / 2 : size,
-               .keys = keys,
-               .width = (keys + KEYS - 1) / KEYS * KEYS,
                .is_half = (int)m->is_half,
                .whole = whole,
                .q = scratch,
@@ -49,17 +52,22 @@ static Block block_at(const Attention *a, float *scores, float *scratch, float *
     for (int l = 0; l < b.pairs; l++) {
         b.row[l] = (a->first + l) / groups;
         b.head[l] = a->kv * groups + (a->first + l) % groups;
-        b.to[l] = a->mixed + ((ptrdiff_t)b.row[l] * m->heads + b.head[l]) * size;
+        b.to[l] = a->mixed + ((ptrdiff_t)b.row[l] * a->layer.heads + b.head[l]) * size;
     }
+    b.from = first_seen(a, b.row[0]);
+    for (int l = 1; l < b.pairs; l++) b.from = least(b.from, first_seen(a, b.row[l]));
+    b.from = b.from / GROUP * GROUP;
+    b.keys = (int)a->pass.start + b.row[b.pairs - 1] + 1 - b.from;
+    b.width = (b.keys + KEYS - 1) / KEYS * KEYS;
     return b;
 }
 
-static void scale(const Block *b, const Decoder *m, const float *qkv) {
-    const int size = b->size, width = qkv_width(m);
+static void scale(const Block *b, const Attention *a) {
+    const int size = b->size, width = query_width(&a->layer);
     for (int l = 0; l < b->pairs; l++) {
-        const float *from = qkv + (ptrdiff_t)b->row[l] * width + b->head[l] * size;
+        const float *from = a->queries + (ptrdiff_t)b->row[l] * width + b->head[l] * size;
         float scaled_up[MOST_SIZE];
-        for (int d = 0; d < size; d++) scaled_up[d] = from[d] * m->scaling;
+        for (int d = 0; d < size; d++) scaled_up[d] = from[d] * a->layer.scaling;
         if (b->is_half) narrow_all(scaled_up, (uint16_t *)(b->q + l * b->words), size);
         else memcpy(b->q + l * size, scaled_up, sizeof(float) * (size_t)size);
     }
@@ -121,20 +129,35 @@ static void score(const Block *b, const float *keys, int part, int parts) {
     }
 }
 
-/* A row of scores where a column may be hidden, and what lies beyond the last key. */
-static void hide(const Block *b, const Pass *pass, float *s, int row) {
-    const float *mask = pass->mask + row * pass->stride - pass->free;
-    int j = (int)pass->free;
-    for (; j + LANES <= b->keys; j += LANES) store(s + j, load(s + j) + load(mask + j));
-    for (; j < b->keys; j++) s[j] += mask[j];
-    for (; j < b->width; j++) s[j] = -INFINITY;
+/* What a row of scores may not see, and what lies beyond the last key. */
+static void hide(const Block *b, const Attention *a, float *s, int row) {
+    const Pass *pass = &a->pass;
+    const int start = (int)pass->start, own = start > b->from ? start - b->from : 0;
+    const int seen = least(first_seen(a, row) - b->from, own);
+    for (int j = 0; j < seen; j++) s[j] = -INFINITY;
+    if (pass->mask) {
+        const float *mask = pass->mask + row * pass->stride + (b->from + own - start) - own;
+        int j = own;
+        for (; j + LANES <= b->keys; j += LANES) store(s + j, load(s + j) + load(mask + j));
+        for (; j < b->keys; j++) s[j] += mask[j];
+    }
+    const int64_t position = pass->positions[row], window = a->layer.window;
+    for (int j = own; window && position - start >= window && j < b->keys; j++)
+        if (position - pass->positions[b->from + j - start] >= window) s[j] = -INFINITY;
+    for (int j = b->keys; j < b->width; j++) s[j] = -INFINITY;
 }
+
+/* tanh(x), to a few units of the last place of 1. */
+INLINE vec hyperbolic(vec x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
 
 /* Scores of one part's pairs to shares, not yet divided by their sum. */
 static void soften(const Block *b, const Attention *a, int part, int parts) {
+    const float cap = a->layer.cap;
     for (int l = first(b->pairs, part, parts); l < first(b->pairs, part + 1, parts); l++) {
         float *s = b->s + (ptrdiff_t)l * b->width;
-        hide(b, &a->pass, s, b->row[l]);
+        for (int j = 0; cap > 0 && j < b->width; j += LANES)
+            store(s + j, hyperbolic(load(s + j) / cap) * cap);
+        hide(b, a, s, b->row[l]);
         vec most = load(s);
         for (int j = LANES; j < b->width; j += LANES) most = larger(load(s + j), most);
         const float high = highest(most);
@@ -254,18 +277,19 @@ static void mix(const Block *b, const void *values, int begin) {
     }
 }
 
-/* The keys or the values of a block's head. */
-static const char *head_at(const Attention *a, const void *kept) {
+/* The keys or the values of a block's head that it reads. */
+static const char *head_at(const Attention *a, const Block *b, const void *kept) {
     const Decoder *m = a->pass.decoder;
-    return (const char *)kept + a->kv * m->capacity * m->head_dim * (m->is_half ? 2 : 4);
+    const ptrdiff_t place = a->kv * m->capacity + b->from;
+    return (const char *)kept + place * b->size * (m->is_half ? 2 : 4);
 }
 
 void attend_step(const Attention *a, int step, float *scores, float *scratch, int part, int parts) {
     float whole[BLOCK] = {0};
     Block b = block_at(a, scores, scratch, whole);
     if (step == TO_SCORES) {
-        scale(&b, a->pass.decoder, a->qkv);
-        score(&b, (const float *)head_at(a, a->layer.keys), part, parts);
+        scale(&b, a);
+        score(&b, (const float *)head_at(a, &b, a->layer.keys), part, parts);
     } else if (step == TO_SHARES) {
         soften(&b, a, part, parts);
     } else {
@@ -277,21 +301,21 @@ void attend_step(const Attention *a, int step, float *scores, float *scratch, in
             b.to[l] += at;
             memset(b.to[l], 0, sizeof(float) * (size_t)b.dims);
         }
-        mix(&b, head_at(a, a->layer.values) + at * (b.is_half ? 2 : 4), 0);
+        mix(&b, head_at(a, &b, a->layer.values) + at * (b.is_half ? 2 : 4), 0);
     }
 }
 
 void attend(const Attention *a, float *scratch) {
     float *scores = scratch, *own = scratch + scores_size(a->pass.start + a->pass.rows);
-    if (!takes_tiles(a->pass.decoder)) {
+    if (!takes_tiles(a->pass.decoder, &a->layer)) {
         for (int step = 0; step < STEPS; step++) attend_step(a, step, scores, own, 0, 1);
         return;
     }
     float whole[BLOCK] = {0};
     const Block b = block_at(a, scores, own, whole);
-    const char *values = head_at(a, a->layer.values);
-    scale(&b, a->pass.decoder, a->qkv);
-    score_by_tiles(&b, head_at(a, a->layer.keys));
+    const char *values = head_at(a, &b, a->layer.values);
+    scale(&b, a);
+    score_by_tiles(&b, head_at(a, &b, a->layer.keys));
     soften(&b, a, 0, 1);
     for (int l = 0; l < b.pairs; l++) memset(b.to[l], 0, sizeof(float) * (size_t)b.size);
     mix(&b, values, mix_by_tiles(&b, &a->pass, values));

@@ -11,20 +11,21 @@
 #define GROUP 32         /* keys whose values tiles mix at once */
 
 /* The attention of BLOCK pairs that share the key head `kv`, from pair `first` of its rows * groups
-   on: qkv [rows, qkv_width], keys already in the layer's -> mixed [rows, heads * head_dim]. */
+   on: queries [rows, heads * head_dim], keys already in the layer's -> mixed, as wide. */
 typedef struct {
     Pass pass;
     Layer layer;
-    const float *qkv;
+    const float *queries;
     float *mixed;
     int kv, first;
 } Attention;
 
 /* Some (row, head) pairs that share a key head. Queries are of bf16 where keys and values are; a
-   word is a float, or two of bf16 one behind the other. */
+   word is a float, or two of bf16 one behind the other. Of the text only the keys from place `from`
+   on are read, which is the start of a group: no pair sees one before it. */
 typedef struct {
     int row[BLOCK], head[BLOCK], pairs;
-    int size, words, keys, width, is_half; /* words: of a key; width: of a row of scores */
+    int from, size, words, keys, width, is_half; /* words: of a key; width: of a row of scores */
     float *q, *turned, *s; /* [pairs, words], scaled, [words, KEYS], [pairs, width] */
     float *near_by;        /* values as floats */
     uint16_t *shares;      /* [width / GROUP, BLOCK, GROUP] of bf16 */
@@ -34,7 +35,7 @@ typedef struct {
 } Block;
 
 /* Floats that `attend` works in over so many keys; those of a block's scores. */
-ptrdiff_t attention_size(const Decoder *m, ptrdiff_t keys);
+ptrdiff_t attention_size(const Decoder *m, const Layer *layer, ptrdiff_t keys);
 ptrdiff_t scores_size(ptrdiff_t keys);
 
 void attend(const Attention *a, float *scratch);

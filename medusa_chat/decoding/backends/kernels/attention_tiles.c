@@ -14,8 +14,8 @@
 #define DIMS 64  /* that are mixed at once */
 #define AHEAD 8192 /* bytes */
 
-int takes_tiles(const Decoder *m) {
-    return may_use_tiles && m->is_half && m->head_dim % DEEP == 0;
+int takes_tiles(const Decoder *m, const Layer *layer) {
+    return may_use_tiles && m->is_half && layer->head_dim % DEEP == 0;
 }
 
 static void shape(void) {
@@ -148,7 +148,8 @@ static void mix_dims(const Block *b, const uint16_t *values, int dim, int dims, 
 int mix_by_tiles(const Block *b, const Pass *pass, const void *values) {
     int ends[BLOCK], least_end = b->keys, last = 0;
     for (int l = 0; l < b->pairs; l++) {
-        ends[l] = groups_end(pass, b->row[l]);
+        const int end = groups_end(pass, b->row[l]);
+        ends[l] = end > b->from ? end - b->from : 0;
         least_end = least(least_end, ends[l]);
         last = ends[l] > last ? ends[l] : last;
     }
@@ -163,8 +164,8 @@ int mix_by_tiles(const Block *b, const Pass *pass, const void *values) {
 }
 
 #else
-int takes_tiles(const Decoder *m) {
-    (void)m;
+int takes_tiles(const Decoder *m, const Layer *layer) {
+    (void)m, (void)layer;
     return 0;
 }
 void score_by_tiles(const Block *b, const void *keys) { (void)b, (void)keys; }

@@ -5,7 +5,7 @@
 #include "attention.h"
 
 /* Whether blocks run by tiles here. It does not depend on their rows. */
-int takes_tiles(const Decoder *m);
+int takes_tiles(const Decoder *m, const Layer *layer);
 
 /* The scores of all keys. */
 void score_by_tiles(const Block *b, const void *keys);

@@ -1,4 +1,5 @@
-/* A few rows through a decoder on a CPU: products, norms, rotary attention, gated SiLU. In fp32, or
+/* A few rows through a decoder on a CPU: products, norms, rotary attention, gates; what of these a
+   layer has, its description says (pass.h). In fp32, or
    with weights of bf16 or a file's whole numbers, where what is multiplied with them is rounded to
    bf16, keys, values and queries too, and all else is fp32. The rows are of one text, or each is of
    a text of its own.
@@ -32,11 +33,12 @@ static void normalise(const float *x, const float *w, float *y, int size, float 
     for (int k = 0; k < size; k += LANES) store(y + k, load(x + k) * scale * load(w + k));
 }
 
-static void normalise_all(const Pass *pass, const float *x, const float *w, float *y) {
+/* Rows that stand `stride` apart in y. */
+static void normalise_all(const Pass *pass, const float *x, const float *w, float *y, int stride) {
     const int size = (int)pass->decoder->hidden;
-    const float epsilon = pass->decoder->epsilon;
     for (int i = 0; i < pass->rows; i++)
-        normalise(x + (ptrdiff_t)i * size, w, y + (ptrdiff_t)i * size, size, epsilon);
+        normalise(x + (ptrdiff_t)i * size, w, y + (ptrdiff_t)i * stride, size,
+                  pass->decoder->epsilon);
 }
 
 /* x [size], where it stands. */
@@ -56,102 +58,149 @@ static void rotate(float *x, const float *cosines, const float *sines, int size)
 }
 
 /* Where the text of a row begins in a layer's keys and values. */
-static ptrdiff_t text_at(const Pass *pass, int row) {
-    const Decoder *m = pass->decoder;
-    return pass->texts ? pass->texts[row] * m->kv_heads * m->capacity * m->head_dim : 0;
+static ptrdiff_t text_at(const Pass *pass, const Layer *layer, int row) {
+    const ptrdiff_t text = layer->kv_heads * pass->decoder->capacity * layer->head_dim;
+    return pass->texts ? pass->texts[row] * text : 0;
 }
 
 /* A key or a value to its place, counted in numbers. */
-static void keep(const Decoder *m, void *all_kept, ptrdiff_t at, const float *x) {
-    const int size = (int)m->head_dim;
+static void keep(const Decoder *m, void *all_kept, ptrdiff_t at, const float *x, int size) {
     if (m->is_half) narrow_all(x, (uint16_t *)all_kept + at, size);
     else memcpy((float *)all_kept + at, x, sizeof(float) * (size_t)size);
-}
-
-/* Of the heads of keys and values from `kv` to `last` the queries, turned where they stand, and the
-   keys and values, put behind the text. */
-static void place(const Pass *pass, const Layer *layer, float *qkv, int kv, int last) {
-    const Decoder *m = pass->decoder;
-    const int size = (int)m->head_dim, heads = (int)m->heads, kvs = (int)m->kv_heads;
-    const int groups = heads / kvs, rotary = (int)m->rotary;
-    for (int i = 0; i < pass->rows; i++) {
-        const float *cosines = m->cosines + pass->positions[i] * rotary;
-        const float *sines = m->sines + pass->positions[i] * rotary;
-        const int64_t place = pass->texts ? pass->positions[i] : pass->start + i;
-        const ptrdiff_t at = text_at(pass, i) + place * size;
-        float *from = qkv + (ptrdiff_t)i * qkv_width(m);
-        for (int h = kv * groups; h < last * groups; h++)
-            rotate(from + h * size, cosines, sines, rotary);
-        for (int h = kv; h < last; h++) {
-            const ptrdiff_t to = at + h * m->capacity * size;
-            float *key = from + (heads + h) * size;
-            rotate(key, cosines, sines, rotary);
-            keep(m, layer->keys, to, key);
-            keep(m, layer->values, to, from + (heads + kvs + h) * size);
-        }
-    }
-}
-
-/* Columns `at` to `end` of gate_up [rows, 2 * inner] -> silu(gate) * up [rows, inner]. */
-static void activate(const float *gate_up, float *y, int rows, int inner, int at, int end) {
-    for (int i = 0; i < rows; i++) {
-        const float *gate = gate_up + (ptrdiff_t)i * 2 * inner, *up = gate + inner;
-        for (int k = at; k < end; k += LANES) {
-            vec g = load(gate + k);
-            store(y + (ptrdiff_t)i * inner + k, g / (1.0f + exponential(-g)) * load(up + k));
-        }
-    }
 }
 
 /* What one part of a pass has: where it works, alone and together with the other parts. */
 typedef struct {
     const Pass *pass;
     int part, parts;
-    float *qkv, *mixed, *gate_up, *active; /* all parts' */
-    float *scores;                         /* of what all attend to together */
-    float *normed, *scratch;               /* its own */
+    float *queries, *keys, *values, *mixed, *gate, *up, *added; /* all parts' */
+    float *scores; /* of what all attend to together */
+    float *residual, *embedded, *normed, *scratch; /* its own */
 } Part;
+
+/* One head of a query or a key, normed and turned where it stands. */
+static void turn_head(const Pass *pass, const Layer *layer, const float *norm, float *x, int row) {
+    const int size = (int)layer->head_dim, rotary = (int)layer->rotary;
+    const ptrdiff_t at = pass->positions[row] * rotary;
+    if (norm) normalise(x, norm, x, size, pass->decoder->epsilon);
+    if (rotary) rotate(x, layer->cosines + at, layer->sines + at, rotary);
+}
+
+/* Of one part's heads of keys and values the queries, turned where they stand, and the keys and
+   values, put behind the text. */
+static void place(const Part *p, const Layer *layer) {
+    const Pass *pass = p->pass;
+    const Decoder *m = pass->decoder;
+    const int size = (int)layer->head_dim, kvs = (int)layer->kv_heads;
+    const int groups = (int)layer->heads / kvs;
+    const int kv = first(kvs, p->part, p->parts), last = first(kvs, p->part + 1, p->parts);
+    for (int i = 0; i < pass->rows; i++) {
+        float *query = p->queries + (ptrdiff_t)i * query_width(layer);
+        float *key = p->keys + (ptrdiff_t)i * key_width(layer);
+        const float *value = p->values + (ptrdiff_t)i * key_width(layer);
+        const int64_t place = pass->texts ? pass->positions[i] : pass->start + i;
+        const ptrdiff_t at = text_at(pass, layer, i) + place * size;
+        for (int h = kv * groups; h < last * groups; h++) {
+            turn_head(pass, layer, layer->query_norm, query + h * size, i);
+            if (!layer->growth) continue;
+            const float factor = layer->growth[pass->positions[i]];
+            for (int d = 0; d < size; d++) query[h * size + d] *= factor;
+        }
+        for (int h = kv; h < last; h++) {
+            const ptrdiff_t to = at + h * m->capacity * size;
+            turn_head(pass, layer, layer->key_norm, key + h * size, i);
+            keep(m, layer->keys, to, key + h * size, size);
+            keep(m, layer->values, to, value + h * size, size);
+        }
+    }
+}
+
+/* The gate of LANES numbers: SILU, or GELU by tanh, which is as much: x / (1 + e^-z). */
+INLINE vec gate_of(vec x, int64_t kind) {
+    vec z = x;
+    if (kind == GELU) z = x * fused(x * x, all(0.0713548162726f), all(1.59576912160573f));
+    return x / (1.0f + exponential(-z));
+}
+
+/* Columns `at` to `end` of gate and up [rows, inner]: the gate's become gate(gate) * up. */
+static void activate(float *gate, const float *up, const Layer *layer, int rows, int at, int end) {
+    const int inner = (int)layer->inner;
+    end = least(end, inner);
+    for (int i = 0; i < rows; i++, gate += inner, up += inner) {
+        int k = at;
+        for (; k + LANES <= end; k += LANES)
+            store(gate + k, gate_of(load(gate + k), layer->gates) * load(up + k));
+        for (; k < end; k++) gate[k] = gate_of(all(gate[k]), layer->gates)[0] * up[k];
+    }
+}
 
 /* A token's embedding. */
 static void embed(const Decoder *m, int64_t token, float *x) {
     const int size = (int)m->hidden;
-    if (!m->is_half) {
-        memcpy(x, (const float *)m->embedding + token * size, sizeof(float) * (size_t)size);
-        return;
+    const vec scale = all(m->embedding_scale);
+    const uint16_t *halves_at = (const uint16_t *)m->embedding + token * size;
+    const float *floats_at = (const float *)m->embedding + token * size;
+    for (int k = 0; k < size; k += LANES) {
+        const vec v = m->is_half ? widen(*(const halves *)(halves_at + k)) : load(floats_at + k);
+        store(x + k, v * scale);
     }
-    const uint16_t *from = (const uint16_t *)m->embedding + token * size;
-    for (int k = 0; k < size; k += LANES) store(x + k, widen(*(const halves *)(from + k)));
+}
+
+/* The widest of all layers, in numbers of a row, and floats that attention works in. */
+typedef struct {
+    int64_t queries, keys, inner, input, attention;
+} Widths;
+
+INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static Widths widths_of(const Decoder *m, int64_t keys) {
+    Widths w = {.input = m->hidden};
+    for (int l = 0; l < m->count; l++) {
+        const Layer *layer = m->layers + l;
+        w.queries = larger_of(w.queries, query_width(layer));
+        w.keys = larger_of(w.keys, key_width(layer));
+        w.inner = larger_of(w.inner, layer->inner);
+        if (layer->beside) w.input = 2 * m->hidden;
+        w.attention = larger_of(w.attention, attention_size(m, layer, keys));
+    }
+    return w;
 }
 
 /* Floats of a part's own. */
-static int64_t own_size(const Decoder *m, int64_t rows, int64_t keys) {
-    return rows * m->hidden + attention_size(m, keys);
+static int64_t own_size(const Decoder *m, const Widths *w, int64_t rows) {
+    return rows * (m->hidden + 2 * w->input) + w->attention;
 }
 
 /* Floats that a pass of `rows` rows over `keys` tokens works in. */
 EXPORT int64_t work_size(const Decoder *m, int64_t rows, int64_t keys, int64_t threads) {
-    const int64_t shared = rows * (qkv_width(m) + m->heads * m->head_dim + 3 * m->inner);
-    return shared + threads * (scores_size(keys) + own_size(m, rows, keys));
+    const Widths w = widths_of(m, keys);
+    const int64_t shared = rows * (2 * (w.queries + w.keys + w.inner) + m->hidden);
+    return shared + threads * (scores_size(keys) + own_size(m, &w, rows));
 }
 
 static Part part_of(const Pass *pass, int part, int parts) {
     const Decoder *m = pass->decoder;
-    const int64_t rows = pass->rows, keys = pass->keys;
+    const int64_t rows = pass->rows;
+    const Widths w = widths_of(m, pass->keys);
     Part p = {.pass = pass, .part = part, .parts = parts};
-    p.qkv = pass->work;
-    p.mixed = p.qkv + rows * qkv_width(m);
-    p.gate_up = p.mixed + rows * m->heads * m->head_dim;
-    p.active = p.gate_up + rows * 2 * m->inner;
-    p.scores = p.active + rows * m->inner;
-    p.normed = p.scores + parts * scores_size(keys) + part * own_size(m, rows, keys);
-    p.scratch = p.normed + rows * m->hidden;
+    p.queries = pass->work;
+    p.mixed = p.queries + rows * w.queries;
+    p.keys = p.mixed + rows * w.queries;
+    p.values = p.keys + rows * w.keys;
+    p.gate = p.values + rows * w.keys;
+    p.up = p.gate + rows * w.inner;
+    p.added = p.up + rows * w.inner;
+    p.scores = p.added + rows * m->hidden;
+    p.residual = p.scores + parts * scores_size(pass->keys) + part * own_size(m, &w, rows);
+    p.normed = p.residual + rows * m->hidden;
+    p.embedded = p.normed + rows * w.input;
+    p.scratch = p.embedded + rows * w.input;
     return p;
 }
 
 /* Blocks of a key head's (row, head) pairs; rows of different texts are in none together. */
-static int blocks_of(const Pass *pass) {
-    const int groups = (int)(pass->decoder->heads / pass->decoder->kv_heads);
-    const int rows = (int)pass->rows;
+static int blocks_of(const Pass *pass, const Layer *layer) {
+    const int groups = (int)(layer->heads / layer->kv_heads), rows = (int)pass->rows;
     if (pass->texts) return rows * ((groups + BLOCK - 1) / BLOCK);
     return (rows * groups + BLOCK - 1) / BLOCK;
 }
@@ -159,31 +208,30 @@ static int blocks_of(const Pass *pass) {
 /* Task number `task` of a layer's attention, a block of one key head: a row with a text of its own
    has it as in a pass of that row alone. */
 static Attention attention_of(const Part *p, const Layer *layer, int task) {
-    const Decoder *m = p->pass->decoder;
-    const int blocks = blocks_of(p->pass), block = task % blocks;
+    const int blocks = blocks_of(p->pass, layer), block = task % blocks;
     Attention a = {.pass = *p->pass,
                    .layer = *layer,
-                   .qkv = p->qkv,
+                   .queries = p->queries,
                    .mixed = p->mixed,
                    .kv = task / blocks,
                    .first = block * BLOCK};
     if (!p->pass->texts) return a;
     const int each = blocks / (int)p->pass->rows, row = block / each;
-    const ptrdiff_t at = text_at(p->pass, row), bytes = m->is_half ? 2 : 4;
+    const ptrdiff_t at = text_at(p->pass, layer, row), bytes = p->pass->decoder->is_half ? 2 : 4;
     a.pass.rows = 1, a.pass.positions += row, a.pass.start = *a.pass.positions;
     a.layer.keys = (char *)a.layer.keys + bytes * at;
     a.layer.values = (char *)a.layer.values + bytes * at;
-    a.qkv += (ptrdiff_t)row * qkv_width(m), a.mixed += row * m->heads * m->head_dim;
-    a.first = block % each * BLOCK, a.pass.free = a.pass.start + 1;
+    a.queries += (ptrdiff_t)row * query_width(layer);
+    a.mixed += (ptrdiff_t)row * query_width(layer);
+    a.first = block % each * BLOCK, a.pass.mask = NULL;
     return a;
 }
 
 /* As many tasks as all parts have one of, alone; those that are left, together. */
 static void attend_all(const Part *p, const Layer *layer) {
-    const Decoder *m = p->pass->decoder;
     const int part = p->part, parts = p->parts;
-    const int tasks = (int)m->kv_heads * blocks_of(p->pass);
-    const int alone = takes_tiles(m) ? tasks : tasks / parts * parts;
+    const int tasks = (int)layer->kv_heads * blocks_of(p->pass, layer);
+    const int alone = takes_tiles(p->pass->decoder, layer) ? tasks : tasks / parts * parts;
     const ptrdiff_t size = scores_size(p->pass->keys);
     for (int t = first(alone, part, parts); t < first(alone, part + 1, parts); t++) {
         const Attention a = attention_of(p, layer, t);
@@ -198,64 +246,120 @@ static void attend_all(const Part *p, const Layer *layer) {
     }
 }
 
-/* The hidden states, with what attention adds. */
+/* The product of rows x by one linear to y. */
+static Product product_of(const Part *p, const Linear *by, const float *x, float *y, int ins,
+                          int outs) {
+    return (Product){.x = x,
+                     .weights = by->weights,
+                     .bias = by->bias,
+                     .y = y,
+                     .rows = (int)p->pass->rows,
+                     .ins = ins,
+                     .outs = outs};
+}
+
+/* What was added, normed where the layer norms it, goes to the part's own residual. */
+static void add_all(const Part *p, const Layer *layer, const float *norm) {
+    const int rows = (int)p->pass->rows, size = (int)p->pass->decoder->hidden;
+    for (int i = 0; i < rows; i++) {
+        float *x = p->residual + (ptrdiff_t)i * size;
+        const float *y = p->added + (ptrdiff_t)i * size;
+        if (norm) {
+            float *normed = p->normed + (ptrdiff_t)i * size;
+            normalise(y, norm, normed, size, p->pass->decoder->epsilon);
+            y = normed;
+        }
+        for (int k = 0; k < size; k += LANES)
+            store(x + k, load(x + k) + load(y + k) * layer->residual);
+    }
+}
+
+/* What a layer's attention reads, normed; its width. */
+static int normed_input(const Part *p, const Layer *layer) {
+    const int size = (int)p->pass->decoder->hidden, wide = layer->beside ? 2 * size : size;
+    if (layer->beside) normalise_all(p->pass, p->embedded, layer->beside, p->normed, wide);
+    normalise_all(p->pass, p->residual, layer->before, p->normed + (wide - size), wide);
+    return wide;
+}
+
+/* The residual, with what attention adds. */
 static void attend_layer(const Part *p, const Layer *layer) {
-    const Pass *pass = p->pass;
-    const Decoder *m = pass->decoder;
-    const int rows = (int)pass->rows, size = (int)m->hidden, part = p->part, parts = p->parts;
-    const int mixes = (int)(m->heads * m->head_dim);
-    const int kv = first((int)m->kv_heads, part, parts);
-    const int last = first((int)m->kv_heads, part + 1, parts);
-    const Product qkv = {
-        p->normed, layer->qkv, layer->qkv_bias, p->qkv, rows, size, qkv_width(m), 0, 0};
-    const Product out = {
-        p->mixed, layer->out, layer->out_bias, pass->hidden, rows, mixes, size, 1, 0};
-    normalise_all(pass, pass->hidden, layer->before, p->normed);
-    share(&qkv, part, parts);
+    const int part = p->part, parts = p->parts, size = (int)p->pass->decoder->hidden;
+    const int queries = query_width(layer), keys = key_width(layer);
+    const int ins = normed_input(p, layer);
+    const Product read[] = {
+        product_of(p, &layer->query, p->normed, p->queries, ins, queries),
+        product_of(p, &layer->key, p->normed, p->keys, ins, keys),
+        product_of(p, &layer->value, p->normed, p->values, ins, keys),
+    };
+    const Product out = product_of(p, &layer->out, p->mixed, p->added, queries, size);
+    share_all(read, 3, part, parts);
     meet(part, parts);
-    place(pass, layer, p->qkv, kv, last);
+    place(p, layer);
     meet(part, parts);
     attend_all(p, layer);
     meet(part, parts);
     share(&out, part, parts);
     meet(part, parts);
+    add_all(p, layer, layer->mixed);
 }
 
-/* The hidden states, with what the gated products add. */
+static void multiply_panels(const Product *p, int at, int end) {
+    const Product q = ready(p);
+    multiply(&q, at, end);
+}
+
+/* The residual, with what the gated products add. A part has the same panels of gate and up, so that
+   it needs nobody's to go on. */
 static void feed_forward(const Part *p, const Layer *layer) {
     const Pass *pass = p->pass;
-    const int rows = (int)pass->rows, size = (int)pass->decoder->hidden;
-    const int inner = (int)pass->decoder->inner, panels = inner / PANEL;
-    const int part = p->part, parts = p->parts;
+    const int size = (int)pass->decoder->hidden, inner = (int)layer->inner;
+    const int panels = (inner + PANEL - 1) / PANEL, part = p->part, parts = p->parts;
     const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
-    const Product wide = {
-        p->normed, layer->gate_up, layer->gate_up_bias, p->gate_up, rows, size, 2 * inner, 0, 0};
-    const Product down = {
-        p->active, layer->down, layer->down_bias, pass->hidden, rows, inner, size, 1, 0};
-    normalise_all(pass, pass->hidden, layer->after, p->normed);
-    const Product both = ready(&wide);
-    multiply(&both, at, end);
-    multiply(&both, panels + at, panels + end);
-    activate(p->gate_up, p->active, rows, inner, PANEL * at, PANEL * end);
+    const Product gate = product_of(p, &layer->gate, p->normed, p->gate, size, inner);
+    const Product up = product_of(p, &layer->up, p->normed, p->up, size, inner);
+    const Product down = product_of(p, &layer->down, p->gate, p->added, inner, size);
+    normalise_all(pass, p->residual, layer->after, p->normed, size);
+    multiply_panels(&gate, at, end);
+    multiply_panels(&up, at, end);
+    activate(p->gate, p->up, layer, (int)pass->rows, PANEL * at, PANEL * end);
     meet(part, parts);
     share(&down, part, parts);
     meet(part, parts);
+    add_all(p, layer, layer->fed);
 }
 
-/* One part of a pass: hidden is whole once all have met, and normed by part 0. */
+/* The residual of one part's rows behind layer `number`, where that is asked for. */
+static void tap(const Part *p, int number) {
+    const Pass *pass = p->pass;
+    const int64_t size = pass->decoder->hidden, rows = pass->rows;
+    for (int64_t t = 0; t < pass->tap_count; t++) {
+        if (pass->taps[t] != number) continue;
+        const int end = first((int)rows, p->part + 1, p->parts);
+        for (int i = first((int)rows, p->part, p->parts); i < end; i++)
+            memcpy(pass->tapped + (i * pass->tap_count + t) * size, p->residual + i * size,
+                   sizeof(float) * (size_t)size);
+    }
+}
+
+/* One part of a pass. Every part has the residual of all rows, and writes its share of them. */
 static void decode(const void *what, int part, int parts) {
     const Pass *pass = what;
     const Decoder *m = pass->decoder;
     const Part p = part_of(pass, part, parts);
     const int rows = (int)pass->rows, end = first(rows, part + 1, parts);
-    for (int i = first(rows, part, parts); i < end; i++)
-        embed(m, pass->tokens[i], pass->hidden + i * m->hidden);
-    meet(part, parts);
+    float *embedded = pass->states ? p.embedded : p.residual;
+    for (int i = 0; i < rows; i++) embed(m, pass->tokens[i], embedded + i * m->hidden);
+    if (pass->states)
+        memcpy(p.residual, pass->states, sizeof(float) * (size_t)(rows * m->hidden));
     for (int l = 0; l < m->count; l++) {
         attend_layer(&p, m->layers + l);
         feed_forward(&p, m->layers + l);
+        tap(&p, l);
     }
-    if (part == 0) normalise_all(pass, pass->hidden, m->norm, pass->hidden);
+    for (int i = first(rows, part, parts); i < end; i++)
+        normalise(p.residual + i * m->hidden, m->norm, pass->hidden + i * m->hidden,
+                  (int)m->hidden, m->epsilon);
 }
 
 /* Whether every row lies within the embeddings and the cache. */

@@ -1,5 +1,5 @@
 /* A pass of rows through a decoder: what it reads and where it writes. The structures that Python
-   fills, here, in heads.h and in product.h, have their twins in native/structs.py. */
+   fills, here, in heads.h and in product.h, have their twins in native_library.py. */
 
 #pragma once
 
@@ -8,39 +8,64 @@
 #include "compiler.h"
 #include "weights.h"
 
-/* What one layer reads; keys and values [kv_heads, capacity, head_dim], of several texts [texts,
-   kv_heads, capacity, head_dim], of bf16 where embeddings are. */
+/* A linear; without weights (panels NULL) there is none. */
 typedef struct {
-    const float *before, *qkv_bias, *out_bias, *after, *gate_up_bias, *down_bias;
-    Weights qkv, out, gate_up, down;
+    Weights weights;
+    const float *bias;
+} Linear;
+
+/* What multiplies `up` in a layer. GELU: its approximation by tanh. */
+enum { SILU, GELU };
+
+/* One layer, by what it computes: normed input -> queries, keys, values -> out; normed -> gate * up
+   -> down; both sums go to the residual, times `residual`. Norms [hidden], those of heads [head_dim];
+   NULL: none there. mixed and fed are of what attention and the gated products add.
+   beside: the norm of the token's embedding, which then stands before the normed residual in the
+   input of queries, keys and values, as wide again.
+   cosines and sines [capacity, rotary], of the first numbers of a head: those behind are not turned.
+   growth [capacity]: factors of queries by position, or NULL.
+   keys and values [kv_heads, capacity, head_dim], of several texts [texts, kv_heads, capacity,
+   head_dim], of bf16 where the decoder says so.
+   window: positions that a row sees, its own included; 0: all. cap: scores become cap * tanh(score /
+   cap); 0: they stay. */
+typedef struct {
+    const float *before, *beside, *mixed, *after, *fed, *query_norm, *key_norm;
+    const float *cosines, *sines, *growth;
+    Linear query, key, value, out, gate, up, down;
     void *keys, *values;
+    int64_t heads, kv_heads, head_dim, rotary, inner, window, gates;
+    float scaling, cap, residual;
 } Layer;
 
-/* What all layers share; cosines and sines [capacity, rotary], of the first numbers of a head: those
-   behind are not turned. is_half: embeddings are of bf16. */
+/* What all layers share. is_half: keys and values, and embeddings, are of bf16. embedding
+   [vocabulary, hidden], whose rows are multiplied by embedding_scale. */
 typedef struct {
-    int64_t count, hidden, heads, kv_heads, head_dim, rotary, inner, capacity, vocabulary, is_half;
-    float epsilon, scaling;
+    int64_t count, hidden, capacity, vocabulary, is_half;
+    float epsilon, embedding_scale;
     const void *embedding;
-    const float *norm, *cosines, *sines;
+    const float *norm;
     const Layer *layers;
 } Decoder;
 
 /* One pass: rows behind `start` tokens of the text, of which none sees more than `keys`. mask [rows,
-   start + rows - free], `stride` a row: of the columns from `free` on; those before hide nothing
-   from any row.
+   rows], `stride` a row: what is added to the scores of the rows for each other; none sees one
+   behind it. The text before them is seen but for what lies outside of a layer's window, which goes
+   by positions.
    texts [rows], where it is not NULL: every row is the next one of a text of its own, which has as
-   many tokens as its position tells; start, mask, stride and free are not read. */
+   many tokens as its position tells; start, mask and stride are not read.
+   states [rows, hidden], where it is not NULL: what stands in place of the embeddings; those are
+   still read for layers that take them beside it.
+   taps [tap_count]: numbers of layers whose residual is written to tapped [rows, tap_count, hidden],
+   as it is behind the layer. */
 typedef struct {
     const Decoder *decoder;
-    const int64_t *tokens, *positions, *texts;
-    const float *mask;
-    int64_t stride, free, rows, start, keys, threads;
+    const int64_t *tokens, *positions, *texts, *taps;
+    const float *mask, *states;
+    int64_t stride, rows, start, keys, tap_count, threads;
     float *hidden; /* [rows, hidden], out */
+    float *tapped;
     float *work;
 } Pass;
 
-/* Of a row of queries, keys and values side by side. */
-INLINE int qkv_width(const Decoder *m) {
-    return (int)((m->heads + 2 * m->kv_heads) * m->head_dim);
-}
+INLINE int query_width(const Layer *layer) { return (int)(layer->heads * layer->head_dim); }
+INLINE int key_width(const Layer *layer) { return (int)(layer->kv_heads * layer->head_dim); }

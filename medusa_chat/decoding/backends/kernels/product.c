@@ -174,6 +174,20 @@ void share(const Product *p, int part, int parts) {
     multiply(&q, at, end);
 }
 
+void share_all(const Product *products, int count, int part, int parts) {
+    int panels = 0, base = 0;
+    for (int i = 0; i < count; i++) panels += (products[i].outs + PANEL - 1) / PANEL;
+    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
+    for (int i = 0; i < count; i++) {
+        const int own = (products[i].outs + PANEL - 1) / PANEL;
+        const int from = at > base ? at - base : 0, stop = least(end - base, own);
+        base += own;
+        if (from >= stop) continue;
+        const Product q = ready(products + i);
+        multiply(&q, from, stop);
+    }
+}
+
 /* Outputs of a panel. */
 EXPORT int64_t panel(void) { return PANEL; }
 

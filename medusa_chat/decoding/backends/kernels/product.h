@@ -44,3 +44,6 @@ void multiply(const Product *p, int at, int end);
 
 /* One part's panels of all. */
 void share(const Product *p, int part, int parts);
+
+/* One part's panels of several products, shared out as one list. */
+void share_all(const Product *products, int count, int part, int parts);

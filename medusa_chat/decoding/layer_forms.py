@@ -1,0 +1,122 @@
+"""LayerForm: what a decoder layer of a model family computes, described once, as data.
+
+Both the merged layer of torch (fused_layers.py) and the pass in C (backends/native_step.py) read
+this description. It is made from the layer's own module and config, which are transformers'.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_chat.decoding.families import gate_of, window_of
+
+# classes of layers: attention and gated products, a norm before each, and a sum after each
+PLAIN = "Llama Mistral Qwen2 Qwen3 Phi3 Ministral3 SmolLM3 Granite Gemma".split()
+POST_NORMED = "Gemma2 Gemma3".split()  # the same, what is added is normed too
+LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *POST_NORMED)}
+RAISED_NORMS = {f"{family}RMSNorm" for family in ("Gemma", "Gemma2", "Gemma3")}  # 1 + weight
+PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+def parts_of(parent: Any, whole: str) -> tuple[str, ...]:
+    """The names of the linears of an attention or MLP block that make the product `whole`: itself
+    where the family has it so (Phi-3)."""
+    return (whole,) if hasattr(parent, whole) else PARTS[whole]
+
+
+def is_described(layer: nn.Module) -> bool:
+    """Whether a LayerForm says all that this layer does: a known family, a known gate, and no row
+    that sees one behind it."""
+    if type(layer).__name__ not in LAYERS:
+        return False
+    known: Any = layer
+    attention = known.self_attn
+    has_gate = gate_of(attention.config.to_dict()) is not None
+    return bool(has_gate and getattr(attention, "is_causal", True))
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """heads: of queries, and of keys and values, `width` numbers each; kind: of its rotary angles
+    where the model has several; is_turned: whether queries and keys are rotated at all; window:
+    positions that a row sees, itself included, None: all; scaling: of scores, which a cap bends to
+    cap * tanh(score / cap); residual: factor of what is added; growth: beta and length, of queries
+    multiplied by 1 + beta log(1 + floor(position / length))."""
+
+    heads: tuple[int, int]
+    width: int
+    gate: str
+    scaling: float
+    kind: str | None = None
+    is_turned: bool = True
+    window: int | None = None
+    cap: float | None = None
+    residual: float = 1.0
+    growth: tuple[float, int] | None = None
+
+    @classmethod
+    def of(cls, layer: Any) -> "LayerForm":
+        """The form of a layer that `is_described`."""
+        attention = layer.self_attn
+        config, index = attention.config, attention.layer_idx
+        kinds = getattr(config, "layer_types", None)
+        kind = kinds[index] if kinds else None
+        family = type(layer).__name__.removesuffix("DecoderLayer")
+        return cls(
+            heads=(config.num_attention_heads, config.num_key_value_heads),
+            width=attention.head_dim,
+            gate=gate_of(config.to_dict()) or "",
+            scaling=attention.scaling,
+            kind=kind,
+            is_turned=bool(getattr(attention, "use_rope", True)),
+            window=window_of(config, kind),
+            # Gemma 3's code reads no cap
+            cap=attention.attn_logit_softcapping if family == "Gemma2" else None,
+            residual=float(getattr(layer, "residual_multiplier", 1.0)),
+            growth=_growth(config) if family == "Ministral3" else None,
+        )
+
+    def growth_at(self, positions: Tensor) -> Tensor:
+        """The factors float32 of queries at positions int64 of any shape."""
+        assert self.growth is not None
+        beta, length = self.growth
+        return 1 + beta * torch.log(1 + torch.floor(positions / length))
+
+
+def _growth(config: Any) -> tuple[float, int]:
+    rope = config.rope_parameters
+    return float(rope["llama_4_scaling_beta"]), int(rope["original_max_position_embeddings"])
+
+
+def norms_around(layer: Any) -> tuple[Any, Any, Any, Any]:
+    """A layer's norms of the attention's input and of what it adds, of the gated products' input
+    and of what they add; None where there is none."""
+    if type(layer).__name__.removesuffix("DecoderLayer") in POST_NORMED:
+        inner = layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm
+        return layer.input_layernorm, layer.post_attention_layernorm, *inner
+    return layer.input_layernorm, None, layer.post_attention_layernorm, None
+
+
+def norm_weight(norm: Any) -> Tensor:
+    """What a norm multiplies by, float32 [d]."""
+    weight: Tensor = norm.weight.detach().float()
+    return weight + 1 if type(norm).__name__ in RAISED_NORMS else weight
+
+
+def embedding_scale(decoder: Any) -> float:
+    """What a decoder multiplies the rows of its embedding by, rounded as its weights are."""
+    embedding = decoder.embed_tokens
+    scale = getattr(embedding, "embed_scale", None)
+    own = 1.0 if scale is None else float(scale.to(embedding.weight.dtype))
+    return own * float(getattr(decoder, "embedding_multiplier", 1.0))
+
+
+def angles_of(rotary: Any, x: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, n, R] in the dtype of x at positions int64 [1, n], of layers of this kind."""
+    if hasattr(rotary, "layer_types"):
+        found: tuple[Tensor, Tensor] = rotary(x, positions, kind)
+        return found
+    found = rotary(x, position_ids=positions)
+    return found

@@ -1,0 +1,38 @@
+"""The study "drafters": every drafter on the same questions. No figure of this file is a
+measurement."""
+
+from support.checkpoints import write_checkpoint
+
+from medusa_chat.bench.answers import Question, Run
+from medusa_chat.bench.drafters import OURS, PLAIN, rows_of
+from medusa_chat.messages import LoadRequest
+
+ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
+
+
+def test_our_drafters_are_timed_alone(study):
+    rows = list(study("drafters", questions=2).values())
+    assert [row["name"] for row in rows[:4]] == [*OURS] and rows[0]["ratio"] == 1
+    same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
+    assert same == [1] * len(OURS)
+
+
+def test_a_model_without_heads_has_the_drafters_that_need_none(study, tmp_path):
+    bare = LoadRequest(str(write_checkpoint(tmp_path, heads=0)), device="cpu", precision="fp32")
+    rows = study("drafters", bare, questions=2)
+    speeds = [name for name, row in rows.items() if row["unit"] == "tokens/s"]
+    assert speeds == [name for name in OURS if name != "ours, medusa"]
+
+
+def test_the_fastest_answer_counts_and_only_questions_that_all_answered():
+    def made(question, tokens, seconds):
+        return Run(question, tokens, len(tokens), float(len(tokens)), seconds)
+
+    found = {
+        PLAIN: [made(ASKED[0], (1, 2, 3, 4), 4.0), made(ASKED[1], (1, 2), 1.0)],
+        "other": [made(ASKED[0], (1, 2, 9), 1.0), made(ASKED[0], (1, 2, 9), 0.5)],
+    }
+    rows = {row["name"]: row for row in rows_of(ASKED, found, {"other": "other 1.0"})}
+    assert rows[PLAIN]["value"] == 1 and rows["other"]["value"] == 6
+    assert rows["other"]["ratio"] == 6 and rows["other"]["note"].startswith("other 1.0; ")
+    assert rows["other: same tokens"]["value"] == 0.5
