@@ -120,7 +120,7 @@ CUTS = (
 
 
 @pytest.mark.parametrize("kind", ["usual", "peaked", "ties", "left out"])
-@pytest.mark.parametrize("vocabulary", [3, 64, 5003, 49_152])
+@pytest.mark.parametrize("vocabulary", [3, 64, 5003, 20_000])
 def test_samples_are_torchs_whatever_is_left_out(library, kind, vocabulary):
     ours, depths = NativeRows(NativeLibrary(library, 2)), torch.tensor([2, 0, 1])
     torch.manual_seed(vocabulary)
@@ -135,7 +135,7 @@ def test_samples_are_torchs_whatever_is_left_out(library, kind, vocabulary):
 def test_torch_is_seldom_asked(library, asked):
     ours, one = NativeRows(NativeLibrary(library, 1)), torch.tensor([0])
     torch.manual_seed(8)
-    scores = 2.5 * torch.randn(1, 20_000)
+    scores = 2.5 * torch.randn(1, 5000)
     chosen = GenerationSettings(temperature=0.7, top_k=40, top_p=0.95)
     for place in range(1000):
         ours.sample(scores, chosen, one, 0, place, 5)

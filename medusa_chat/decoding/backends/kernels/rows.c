@@ -64,6 +64,7 @@ INLINE int insert(const float *x, int at, int end, int count, int known, float *
 
 /* The `count` largest in falling order, the first of equals first, and their places. */
 static void find_best(const float *x, int size, int count, float *values, int64_t *places) {
+    if (count == 0) return;
     int j = least(4 * LANES * ((count + 4 * LANES - 1) / (4 * LANES)), size);
     int known = insert(x, 0, j, count, 0, values, places);
     for (; j + 4 * LANES <= size; j += 4 * LANES) {
