@@ -41,11 +41,11 @@ class ExportedConversation:
     @property
     def branch(self) -> tuple[ExportedMessage, ...]:
         """The messages of the branch that was shown, in order."""
-        found, at = list[ExportedMessage](), self.shown
+        messages, at = list[ExportedMessage](), self.shown
         while at:
-            found.append(self.messages[at - 1])
-            at = found[-1].parent
-        return tuple(reversed(found))
+            messages.append(self.messages[at - 1])
+            at = messages[-1].parent
+        return tuple(reversed(messages))
 
 
 def is_exported(value: object) -> bool:
@@ -213,7 +213,7 @@ def _tree(nodes: Mapping[str, _Node]) -> tuple[list[str], dict[str, list[str]]]:
         if parents[child] == at:
             children[at][child] = None
     roots = [at for at in nodes if at not in parents]
-    return roots, {at: list(found) for at, found in children.items()}
+    return roots, {at: list(ids) for at, ids in children.items()}
 
 
 def _known(at: Any, nodes: Mapping[str, _Node]) -> bool:

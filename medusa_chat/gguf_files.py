@@ -66,10 +66,10 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
     level = min((name.count("/") for name in files), default=0)
     total = {n: sum(map(sizes.__getitem__, p)) for n, p in files.items() if n.count("/") == level}
     quantised = {name: size for name, size in total.items() if not WHOLE.search(_last(name))}
-    found = quantised or total
-    if not found:
+    candidates = quantised or total
+    if not candidates:
         return None, ""
-    chosen = min(found, key=lambda name: (-found[name], name))
+    chosen = min(candidates, key=lambda name: (-candidates[name], name))
     if len(total) == 1:
         return chosen, ""
     which = "largest quantised" if quantised else "largest"
@@ -81,11 +81,11 @@ def choose_file(sizes: Mapping[str, int]) -> tuple[str | None, str]:
 
 def _files(names: Iterable[str]) -> dict[str, list[str]]:
     """What files are called -> those of their parts that are there."""
-    found: dict[str, list[str]] = {}
+    by_stem: dict[str, list[str]] = {}
     for name in names:
         if is_gguf(name) and not BESIDE.search(_last(name)):
-            found.setdefault(first_part(name), []).append(name)
-    return found
+            by_stem.setdefault(first_part(name), []).append(name)
+    return by_stem
 
 
 def _part(name: str, number: int) -> str:
@@ -114,13 +114,13 @@ class LocalGguf:
 
 def local_files() -> tuple[LocalGguf, ...]:
     """The GGUF files in these programs' folders, by path, each once. No file is opened."""
-    found: dict[str, LocalGguf] = {}
+    by_path: dict[str, LocalGguf] = {}
     for app, folder in library_folders():
         for path, size in _files_below(folder):
-            found.setdefault(path, LocalGguf(path, size, app))
-            if len(found) >= MOST:
+            by_path.setdefault(path, LocalGguf(path, size, app))
+            if len(by_path) >= MOST:
                 break
-    return tuple(found[path] for path in sorted(found))
+    return tuple(by_path[path] for path in sorted(by_path))
 
 
 def library_folders() -> list[tuple[str, Path]]:

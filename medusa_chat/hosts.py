@@ -80,8 +80,8 @@ def addresses(host: str, port: int | None) -> list[str]:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((documentation, 9))
-            found: str = probe.getsockname()[0]
-            return [f"http://{f'[{found}]' if ':' in found else found}:{port}/"]
+            address: str = probe.getsockname()[0]
+            return [f"http://{f'[{address}]' if ':' in address else address}:{port}/"]
     except OSError:
         return []
 

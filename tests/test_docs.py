@@ -104,7 +104,7 @@ def test_a_test_that_is_not_there_is_found() -> None:
 def test_the_table_of_what_runs_a_step_is_whole() -> None:
     """Every backend, device, precision, rule and kernel has a cell with a test, or says none."""
     page = (ROOT / "docs/how-a-step-works.md").read_text("utf-8")
-    part = page.partition("### Who runs what")[2].partition("\n## ")[0]
+    part = page.partition("### Which backend runs")[2].partition("\n## ")[0]
     rows = [line for line in part.splitlines() if line.startswith("| ") and "---" not in line]
     wanted = {"TorchStep", "NativeStep", "CudaGraphStep", "CPU", "CUDA", "MPS"}
     wanted |= {*PRECISIONS} - {"auto"} | {*ACCEPTANCE_NAMES} - {"exact"} | {*TRIED}

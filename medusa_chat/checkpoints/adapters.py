@@ -1,4 +1,4 @@
-"""LoRA adapters: what their tensors change, merged into the backbone through peft."""
+"""LoRA adapters: read, checked against the backbone, and merged into it through peft."""
 
 import re
 import warnings
@@ -18,16 +18,16 @@ from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.layouts.text_part import name_of
 from medusa_chat.errors import ModelError, first_line
 
-WRAPPED = "base_model.model."  # before the names of what peft wraps
+WRAPPED = "base_model.model."  # prefix of the names in a model that peft wraps
 PART = re.compile(r"\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(\.weight|\.bias)?$")
-# the embeddings as they were in training, which peft may write beside
+# copies of the embeddings, which peft may write beside the adapter
 COPIED = re.compile(r"\.?(\w+)(\.base_layer)?\.weight$")
 
 
 def merge_adapter(model: Any, file: Path) -> Any:
-    """The backbone with the adapter's changes in its weights; what was tied and is changed alone
-    is tied no more. Raises ModelError when the adapter is of another kind or made for another
-    backbone."""
+    """The backbone with the adapter merged into its weights; tied weights of which the adapter
+    changes only one are untied. Raises ModelError for another kind of adapter, or one made for
+    another backbone."""
     wrapped = with_adapter(model, file)
     try:
         return wrapped.merge_and_unload(safe_merge=True).eval().requires_grad_(False)
@@ -63,7 +63,7 @@ def with_adapter(model: Any, file: Path) -> Any:
         )
         wrapped = wrapped_by_peft(model, config)
         inner = {f"{WRAPPED}{name_of(name)}": tensor for name, tensor in tensors.items()}
-        with warnings.catch_warnings():  # that nothing is copied where a model has no values
+        with warnings.catch_warnings():  # about copying into a model on the meta device
             warnings.filterwarnings("ignore", ".* non-meta parameter", UserWarning)
             report = set_peft_model_state_dict(wrapped, inner)
     except Exception as error:  # peft raises all kinds for adapters that do not fit
@@ -78,13 +78,13 @@ def wrapped_by_peft(model: Any, config: Any) -> Any:
     """The model with a new adapter of a LoraConfig."""
     from peft import get_peft_model
 
-    with warnings.catch_warnings():  # peft asks transformers by a name that is going away
+    with warnings.catch_warnings():  # peft still uses a deprecated name of transformers
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         return get_peft_model(model, config)
 
 
 def _ranks(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
-    """Of each module that the tensors change the rank, by its name in the file."""
+    """Module name in the file -> the rank of its change."""
     ranks = {}
     for name, tensor in tensors.items():
         match = PART.search(name)
@@ -92,8 +92,8 @@ def _ranks(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
             copied = COPIED.search(name)
             if copied is None or copied[1] not in ("embed_tokens", "lm_head", "wte", "embed_in"):
                 raise ModelError(
-                    f"{file} holds the tensor {name[:120]!r}, which is no part of a plain LoRA "
-                    "adapter: give one, or merge it"
+                    f"{file} holds the tensor {name[:120]!r}, which a plain LoRA adapter does not "
+                    "have: use a plain LoRA adapter, or merge this one into the backbone"
                 )
         elif match[1] in ("A", "embedding_A"):
             if tensor.dim() != 2 or 0 in tensor.shape:
@@ -115,7 +115,7 @@ def _alpha(settings: LoraSettings, module: str) -> float:
 
 
 def _patterns(values: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The most frequent value, and a pattern of the modules that have each of the others."""
+    """(the most frequent value, pattern of module names -> each other value)."""
     usual = Counter(values.values()).most_common(1)[0][0]
     others: dict[Any, list[str]] = {}
     for name, value in values.items():
@@ -132,8 +132,8 @@ def _refuse_biases(model: Any, tensors: Mapping[str, Tensor], file: Path) -> Non
         module = modules.get(name_of(name.removesuffix(".lora_B.bias")))
         if module is not None and getattr(module, "bias", None) is None:
             raise ModelError(
-                f"{file} has biases (lora_bias), and {name.removesuffix('.lora_B.bias')} of this "
-                "backbone has none that they could be merged into: give an adapter without"
+                f"{file} has biases (lora_bias), but {name.removesuffix('.lora_B.bias')} of this "
+                "backbone has no bias to merge them into: use an adapter without biases"
             )
 
 
@@ -156,13 +156,13 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix != ".safetensors":
         path = pickle_sandbox.convert([file]) / pickle_sandbox.target_names([file])[0]
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {first_line(error)}") from error
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise ModelError(
                 f"{file}: tensor {name[:120]!r} holds NaN or infinity: it is broken, "
                 "download it again"
             )
-    return {name.removeprefix(WRAPPED): tensor for name, tensor in found.items()}
+    return {name.removeprefix(WRAPPED): tensor for name, tensor in tensors.items()}

@@ -2,7 +2,7 @@
 
 A template is a program that comes with a checkpoint. It runs in a child process (`main` here) with
 limits of time and memory, which never holds the model. Questions come as JSON lines on its stdin,
-answers go as JSON lines to its stdout: first {}, when it has begun, then {"text"}, or {"error"} in
+answers go as JSON lines to its stdout: first {}, when it is ready, then {"text"}, or {"error"} in
 the template's own words, or {"refusal"} as the end of a sentence.
 """
 
@@ -24,8 +24,8 @@ from medusa_chat.messages import Message
 from medusa_chat.units import gb
 
 MAX_TEMPLATE = 1 << 16  # bytes
-SECONDS = 2.0  # for one conversation: of the processor where the child can count them
-PATIENCE = 20.0  # of the clock: a machine may be busy, and Windows counts no other seconds
+SECONDS = 2.0  # of processor time for one conversation, where the system measures it
+PATIENCE = 20.0  # of wall-clock time: the machine may be busy, and Windows has no other limit
 STARTUP = 120.0  # seconds for the child to begin on a busy machine
 COMMAND = (sys.executable, "-P", "-m", __name__)
 TIMED_OUT = (-signal.SIGPROF,) if hasattr(signal, "SIGPROF") else ()  # its exit code
@@ -79,11 +79,10 @@ class TemplateRenderer:
         continues: bool = False,
         options: Mapping[str, Any] = {},  # noqa: B006  never written
     ) -> str:
-        """The text of a conversation by the tokenizer's template. add_prompt: with the generation
-        prompt. continues: so that it continues the last message, without one. options: what
-        the template is told besides, such as enable_thinking. Raises
-        ConversationRefused for what the template refuses, and UsageError for a template beyond the
-        limits."""
+        """The text of a conversation by the tokenizer's template. add_prompt: add the generation
+        prompt. continues: the answer continues the last message, so no prompt is added. options:
+        other variables of the template, such as enable_thinking. Raises ConversationRefused where
+        the template refuses the conversation, and UsageError for a template beyond the limits."""
         template = tokenizer.get_chat_template()
         if len(template.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE:
             raise _refusal(f"has more than {gb(MAX_TEMPLATE)}")
@@ -116,8 +115,8 @@ class TemplateRenderer:
             raise UsageError(f"the chat template cannot be rendered: {error}") from error
 
     def _exchange(self, question: bytes, seconds: float) -> dict[str, str]:
-        """Send the child one line and read one; a child that takes too long is ended. Raises
-        UsageError where it did."""
+        """Send the child one line and read one. Ends a child that takes too long and raises
+        UsageError."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise OSError("its process did not start")
@@ -130,7 +129,7 @@ class TemplateRenderer:
             line = child.stdout.readline()
         except OSError:  # it is gone: a broken pipe, on Windows an invalid argument
             line = b""
-        is_late = monotonic() - begun >= seconds  # the clock says so only after its kill
+        is_late = monotonic() - begun >= seconds  # the timer has killed it
         clock.cancel()
         if line.endswith(b"\n"):
             found: dict[str, str] = json.loads(line)
@@ -151,7 +150,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what was not sent
+            with suppress(OSError):  # unsent data
                 pipe.close()
 
 
@@ -163,15 +162,15 @@ def _refusal(why: str) -> UsageError:
 
 
 HAS_CLOCK = hasattr(signal, "setitimer")
-MEMORY = 256 << 20  # bytes beyond what Python and its packages take
+MEMORY = 256 << 20  # bytes beyond those of Python and its packages
 MAX_TEXT = 16 << 20  # characters
-PROBE = "70416093"  # digits, for a template may change the case of what is said
+PROBE = "70416093"  # digits: a template may change the case of letters
 
 
 def main() -> None:
     """Answer every question; a template that takes too long ends the process."""
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    _jinja()  # what it takes is not the template's
+    _jinja()  # imported before the memory limit counts
     limit_memory(MEMORY)
     _send(answers, {})
     for line in sys.stdin.buffer:
@@ -196,16 +195,16 @@ def answer_to(line: bytes) -> dict[str, str]:
 
 
 def _rendered(messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-    """The text of a conversation. Templates of vision-language models may read lists of parts
-    alone, and lose a message that is a text, or fail at it: they get it as a list of one part."""
-    if not _tells(PROBE, options) and _tells(_parts(PROBE), options):
+    """The text of a conversation. Templates of vision-language models may accept lists of parts
+    only, and drop a plain string or fail: those get each message as a list of one part."""
+    if not _writes(PROBE, options) and _writes(_parts(PROBE), options):
         messages = [m | {"content": _parts(m["content"])} for m in messages]
     (text,), _ = _jinja()([messages], **options)
     return str(text)
 
 
-def _tells(content: object, options: dict[str, Any]) -> bool:
-    """Whether the template writes what a user says in this form."""
+def _writes(content: object, options: dict[str, Any]) -> bool:
+    """Whether the template writes a user message with content in this form."""
     said = [{"role": "user", "content": content}]
     with suppress(Exception):
         (text,), _ = _jinja()([said], **options | {"continue_final_message": False})
@@ -225,8 +224,8 @@ def _parts(text: str) -> list[dict[str, str]]:
 
 
 def _set_clock(seconds: float) -> None:
-    """End the process after so many seconds of the processor; 0 takes that back. The system's own
-    clock, for a template may be inside one long call. Windows has none."""
+    """End the process after this many seconds of processor time; 0 cancels it. A system timer,
+    since a template may be inside one long call. Windows has none."""
     if HAS_CLOCK:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

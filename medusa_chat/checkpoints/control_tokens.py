@@ -1,4 +1,4 @@
-"""ControlTokens: a tokenizer's added tokens, kept apart from the same text typed by a person."""
+"""ControlTokens: tells a tokenizer's control tokens from the same text typed by a user."""
 
 import re
 import secrets
@@ -9,12 +9,12 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE, Model, WordLevel
 
 OPEN, CLOSE = "\u27e6", "\u27e7"  # brackets that no normaliser changes
-NOTHING = f"{OPEN}none{CLOSE}"  # the one entry of a vocabulary that is only asked for added tokens
-ANCHORS = ("\n", ".", "x")  # texts to stand before what goes on from ids that are there already
+NOTHING = f"{OPEN}none{CLOSE}"  # the only entry of a vocabulary that has added tokens alone
+ANCHORS = ("\n", ".", "x")  # texts put before one that continues existing ids
 
 
 class Typed(NamedTuple):
-    """A stretch text[start:end] in which added tokens are only text."""
+    """A span text[start:end] that a user typed: added tokens in it are plain text."""
 
     start: int
     end: int
@@ -27,13 +27,13 @@ class _Match(NamedTuple):
 
 
 class ControlTokens:
-    """The added tokens that a message must not be able to write.
+    """The added tokens that a message must not be able to produce.
 
-    Those are all but white space that is this token as text, too. `hide` takes them out
-    of what was typed, so that a chat template never sees them; `restore` puts them back where the
-    template left them and says where that is; `ids` tokenises such a text. The ids are those of the
-    whole text tokenised at once, except that nothing typed becomes a control token: the tokens that
-    the template wrote are given names that nobody can type, and a copy of the tokenizer that knows
+    These are all added tokens, except white space that the model has as the same id. `hide`
+    replaces them in typed text by placeholders, so that a chat template never sees them; `restore`
+    puts the text back and returns its spans; `ids` tokenises the result. The ids are those of the
+    whole text tokenised at once, except that typed text never becomes a control token: the tokens
+    that the template wrote get names that nobody can type, and a copy of the tokenizer that knows
     only those names splits the text. No character is added or lost.
     """
 
@@ -54,14 +54,14 @@ class ControlTokens:
         self._renamed = _copy(backend, self._model)
         self._renamed.add_tokens([_renamed(t, self._names) for t in self._added.values()])
         alone, amid = self.ids("a"), self.ids("\na")
-        self._begins_words = amid[-len(alone) :] != alone  # something stands before a first word
+        self._begins_words = amid[-len(alone) :] != alone  # the first word of a text gets a prefix
 
     def hide(self, typed: str, hidden: list[str]) -> str:
-        """The text with a placeholder for each stretch that would become a control token; the
-        stretches go to `hidden`. Spaces around the text stay, for a template to trim."""
+        """The text with a placeholder for each span that would become a control token; the spans
+        are appended to `hidden`. Spaces around the text stay, for the template to trim."""
         parts, at = [], 0
         first, last = len(typed) - len(typed.lstrip()), len(typed.rstrip())
-        for match in self._matches(typed):  # some take the spaces beside them along
+        for match in self._matches(typed):  # some tokens include the spaces around them
             start, end = max(match.start, first), min(match.end, last)
             if start < end:
                 parts += [typed[at:start], self._name(len(hidden))]
@@ -70,18 +70,18 @@ class ControlTokens:
         return "".join(parts) + typed[at:]
 
     def restore(self, text: str, hidden: Sequence[str]) -> tuple[str, list[Typed]]:
-        """The text with what was hidden, and where that stands in it."""
+        """The text with the hidden spans put back, and their places in it."""
         parts, spans, at, length = [], [], 0, 0
-        for found in self._hidden.finditer(text) if hidden else ():
-            typed = hidden[int(found[1])]
-            parts += [text[at : found.start()], typed]
-            start = length + found.start() - at
-            at, length = found.end(), start + len(typed)
+        for mark in self._hidden.finditer(text) if hidden else ():
+            typed = hidden[int(mark[1])]
+            parts += [text[at : mark.start()], typed]
+            start = length + mark.start() - at
+            at, length = mark.end(), start + len(typed)
             spans.append(Typed(start, length))
         return "".join(parts) + text[at:], spans
 
     def ids(self, text: str, spans: Sequence[Typed] = ()) -> list[int]:
-        """The token ids of a text, in which what was typed is text."""
+        """The token ids of a text; typed spans are plain text."""
         if not spans:
             ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             return ids
@@ -92,8 +92,8 @@ class ControlTokens:
         return self._named_ids("".join(parts) + text[at:])
 
     def ids_after(self, text: str, spans: Sequence[Typed] = ()) -> list[int]:
-        """The token ids of a text that goes on from ids that are there: what a tokenizer puts
-        before a text's first word is left out, as it is amid a text."""
+        """The token ids of a text that continues earlier ids: without the prefix that a tokenizer
+        adds to the first word of a text."""
         for anchor in ANCHORS if self._begins_words else ():
             alone, moved = self.ids(anchor), [Typed(s + 1, e + 1) for s, e in spans]
             joint = self.ids(anchor + text, moved)
@@ -102,8 +102,8 @@ class ControlTokens:
         return self.ids(text, spans)
 
     def _is_space(self, id: int) -> bool:
-        """Whether it is white space that the model itself has as this id, as line ends of Gemma
-        are: it makes no difference who wrote it."""
+        """Whether the token is white space that the vocabulary has under the same id, like Gemma's
+        line ends: then it makes no difference who wrote it."""
         space = self._added[id].content
         return space.isspace() and self._model.token_to_id(space) == id
 
@@ -112,14 +112,14 @@ class ControlTokens:
 
     def _matches(self, text: str) -> Iterator[_Match]:
         """Where the tokenizer would see control tokens in a text, in order."""
-        found = self._finder.encode(text, add_special_tokens=False)
-        for token, (start, end) in zip(found.tokens, found.offsets, strict=True):
+        encoding = self._finder.encode(text, add_special_tokens=False)
+        for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
             if token in self._ids:
                 yield _Match(start, end, token)
 
     def _named_ids(self, text: str) -> list[int]:
-        """The ids of a text whose control tokens have their new names. Where the model itself finds
-        one in what was typed, its characters are tokenised one by one."""
+        """The ids of a text whose control tokens are renamed. Where the vocabulary itself matches
+        one in typed text, its characters are tokenised one by one."""
         found, ids = self._renamed.encode(text, add_special_tokens=False), list[int]()
         for token, id in zip(found.tokens, found.ids, strict=True):
             if token in self._whole:
@@ -130,7 +130,7 @@ class ControlTokens:
 
 
 def _copy(backend: Tokenizer, model: Model, *, splits: bool = True) -> Tokenizer:
-    """A tokenizer without added tokens that treats text as this one does; the model is shared."""
+    """The same tokenizer without added tokens; the model is shared."""
     copy = Tokenizer(model)
     if backend.normalizer is not None:
         copy.normalizer = backend.normalizer
@@ -150,9 +150,9 @@ def _renamed(token: AddedToken, names: Mapping[str, str]) -> AddedToken:
 
 
 def _spells_whole_words(model: Model, added: Any) -> frozenset[str]:
-    """The added tokens that the model would find in plain text by itself. One whose merges are
-    followed finds only what they make, which is text by the file's own rules; a vocabulary that is
-    looked up whole finds every token in it. Words and spaces are left to it."""
+    """The added tokens that the vocabulary would match in plain text. BPE with merges produces only
+    what the merges make, which is text by the file's own rules; a vocabulary that is looked up
+    whole matches every token in it. Words and spaces may match."""
     if isinstance(model, BPE) and not model.ignore_merges:
         return frozenset()
     texts = (token.content for token in added if model.token_to_id(token.content) is not None)
@@ -164,7 +164,7 @@ def _is_wordlike(text: str) -> bool:
 
 
 def _masked(text: str, spans: Sequence[Typed]) -> str:
-    """The text, as long, in which no token can be found in what was typed."""
+    """The text at the same length, with typed spans masked so that no token matches in them."""
     parts, at = [], 0
     for start, end in spans:
         parts += [text[at:start], OPEN * (end - start)]

@@ -1,4 +1,4 @@
-"""DevicePlan: on which devices a checkpoint will run, at which precision, and why."""
+"""DevicePlan: the devices and the precision that a checkpoint will run with, and why."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ Place = int | str  # the number of a GPU, or "cpu" for main memory
 class LayerSplit:
     """The layers of a model that fits on no single GPU, on several or in main memory.
 
-    accelerate places whole decoder layers and moves what passes between them. Keys and values of a
-    layer lie where the layer computes: for one in main memory that is the first GPU.
-    device_map: module -> where its weights lie. why: a sentence for the page."""
+    accelerate places whole decoder layers and moves activations between them. Keys and values of a
+    layer are on the device that computes it: the first GPU for a layer in main memory.
+    device_map: module -> the device of its weights. why: a sentence for the page."""
 
     precision: str
     device_map: Mapping[str, Place]
@@ -41,9 +41,9 @@ class LayerSplit:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """device: of embeddings, heads and logits. context: tokens of the KV cache. notes: why.
-    needs: the memory it takes there. device_map: module -> device where the layers are split over
-    several devices; None for all on `device`."""
+    """device: of embeddings, heads and logits. context: tokens of the KV cache. notes: the reasons.
+    needs: the memory it takes. device_map: module -> device if the layers are split over several
+    devices; None if everything is on `device`."""
 
     device: torch.device
     precision: str
@@ -54,7 +54,7 @@ class DevicePlan:
 
     @property
     def is_native(self) -> bool:
-        """Whether our C code will decode it, as far as its config tells."""
+        """Whether the C pass will decode it, judging by the config."""
         return self.needs.runs_in_c(self.precision)
 
     @property
@@ -70,14 +70,14 @@ class DevicePlan:
         return self.needs.advice(self.precision)
 
 
-def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DevicePlan:
-    """One device, at the precision asked for or, at "auto", the best that fits there; with
-    --device auto, several devices for a model that fits on no single one. config: the backbone's,
-    of transformers. Raises OutOfMemoryError where main memory cannot hold it, UsageError and
-    DeviceError for options that cannot be met."""
+def plan_device(request: LoadRequest, checkpoint: Checkpoint, config: Any) -> DevicePlan:
+    """One device, at the requested precision or, for "auto", the best one that fits; with --device
+    auto, several devices for a model that fits on no single one. config: the backbone's
+    transformers config. Raises OutOfMemoryError where main memory cannot hold it, and UsageError
+    and DeviceError for options that cannot be met."""
     device = choose_device(request.device)
     context, rope = choose_context(request.max_context, config.get_text_config())
-    needs = MemoryNeeds(found, context, str(device), _free_bytes(device), this_cpu())
+    needs = MemoryNeeds(checkpoint, context, str(device), _free_bytes(device), this_cpu())
     preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
     if is_open and preferred == "fp32" and needs.multiplies_numbers:
@@ -92,14 +92,14 @@ def plan_device(request: LoadRequest, found: Checkpoint, config: Any) -> DeviceP
     if request.device == "auto" and (split := _split(config, needs, tried)) is not None:
         notes = (split.why, *rope)
         return DevicePlan(device, split.precision, context, notes, needs, split.device_map)
-    why = "it may not fit in this device's memory"  # the estimate may be wrong: it is tried
+    why = "it may not fit in this device's memory"  # the estimate may be wrong: try it
     return DevicePlan(device, tried[-1], context, (reason, why, *rope), needs)
 
 
 def choose_context(asked: int | None, config: Any) -> tuple[int, tuple[str, ...]]:
-    """How many tokens the KV cache holds, as asked or as usual, and what to tell of longrope.
-    config: a text model's, of transformers. Raises UsageError for a number outside 16 to the
-    model's limit."""
+    """The number of tokens that the KV cache holds, as requested or by default, and notes on
+    longrope. config: the text model's transformers config. Raises UsageError for a number outside
+    16 to the model's limit."""
     limit = int(getattr(config, "max_position_embeddings", None) or LONGEST)
     values = config.to_dict()
     short = short_length(values) or limit
@@ -111,12 +111,12 @@ def choose_context(asked: int | None, config: Any) -> tuple[int, tuple[str, ...]
     if short >= limit:
         return context, ()
     if context > short:
-        return context, (f"longrope's long factors at every position: the context is over {short}",)
-    return context, (f"longrope's short factors: a --max-context over {short} takes its long ones",)
+        return context, (f"longrope uses its long factors: the context is over {short} tokens",)
+    return context, (f"longrope uses its short factors: a --max-context over {short} changes it",)
 
 
 def _split(config: Any, needs: MemoryNeeds, precisions: tuple[str, ...]) -> LayerSplit | None:
-    """The layers over all CUDA devices and main memory; None where they do not fit either."""
+    """Split the layers over all CUDA devices and main memory; None if they do not fit."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus: dict[Place, int] = {i: _free_bytes(torch.device("cuda", i)) or 0 for i in range(count)}
     main = _free_bytes(torch.device("cpu")) or 0
@@ -124,7 +124,7 @@ def _split(config: Any, needs: MemoryNeeds, precisions: tuple[str, ...]) -> Laye
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """None on MPS, which may not use all memory that is free and does not tell its limit."""
+    """None on MPS, which may not use all free memory and does not report its limit."""
     return None if device.type == "mps" else device_memory(device, with_swap=True).free
 
 
@@ -135,16 +135,17 @@ def split_layers(
     gpus: Mapping[Place, int],
     main: int,
 ) -> LayerSplit | None:
-    """The first way in which it fits: over several GPUs at one of `precisions`, else with layers
-    in main memory, which only unquantised weights can be. gpus, main: free bytes. None for none."""
+    """The first split that fits: over several GPUs at one of `precisions`, otherwise with layers in
+    main memory, which works for unquantised weights only. gpus, main: free bytes. None if none
+    fits."""
     model = _empty(config)
     for precision, memory in _ways(precisions, gpus, main):
         parts = needs.at(precision)
         if parts is None:
             return None
-        found = device_map(model, precision, memory, parts)
-        if found is not None:
-            return LayerSplit(precision, found, _why(precision, found, parts))
+        placement = device_map(model, precision, memory, parts)
+        if placement is not None:
+            return LayerSplit(precision, placement, _why(precision, placement, parts))
     return None
 
 
@@ -161,11 +162,11 @@ def _ways(
 def device_map(
     model: Any, precision: str, memory: Mapping[Place, int], parts: Estimate
 ) -> dict[str, Place] | None:
-    """Module -> device, filling the devices of `memory` (free bytes) in their order; None where
-    the weights do not fit. model: without its weights. parts: its estimate, for what besides the
-    weights must find room on the GPUs."""
+    """Module -> device, filling the devices of `memory` (free bytes) in order; None where the
+    weights do not fit. model: without weights. parts: its memory estimate, for what the GPUs need
+    besides the weights."""
     gpus = [place for place in memory if place != "cpu"]
-    # a layer in main memory has its cache on the first GPU, and no one knows yet how many will be
+    # layers in main memory have their cache on the first GPU, and their number is not known yet
     share = parts.cache if "cpu" in memory else parts.cache * 5 // (4 * len(gpus))
     limits = {place: int(SHARE * free) for place, free in memory.items()}
     for place in gpus:
@@ -173,14 +174,14 @@ def device_map(
     limits[gpus[0]] -= parts.heads + parts.step
     kinds = {"fp32": torch.float32, "int8": torch.int8, "nf4": CustomDtype.INT4}
     kept = _not_quantised(model) if precision in ("int8", "nf4") else []
-    found = infer_auto_device_map(
+    placement = infer_auto_device_map(
         model,
         {place: max(0, limit) for place, limit in limits.items()},
         no_split_module_classes=list(model._no_split_modules or ()),
         dtype=kinds.get(precision, torch.float16),
         special_dtypes=dict.fromkeys(kept, torch.float16),
     )
-    return None if "disk" in found.values() else dict(found)
+    return None if "disk" in placement.values() else dict(placement)
 
 
 def _not_quantised(model: Any) -> list[str]:
@@ -192,16 +193,16 @@ def _not_quantised(model: Any) -> list[str]:
 
 
 def _empty(config: Any) -> Any:
-    """The model as modules only."""
+    """The model without weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
     return model
 
 
-def _why(precision: str, found: Mapping[str, Place], parts: Estimate) -> str:
+def _why(precision: str, placement: Mapping[str, Place], parts: Estimate) -> str:
     counts: dict[Place, int] = {}
-    for place in found.values():
+    for place in placement.values():
         counts[place] = counts.get(place, 0) + 1
     where = ", ".join(
         f"{count} modules on cuda:{place}" if place != "cpu" else f"{count} modules in main memory"

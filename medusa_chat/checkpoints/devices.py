@@ -1,4 +1,4 @@
-"""Devices: where to compute, with how many threads, how much memory is free, and running out."""
+"""Devices: which device and precision to use, how many threads, free memory, and out of memory."""
 
 import ctypes
 import gc
@@ -19,7 +19,7 @@ from medusa_chat.errors import DeviceError, ModelError, OutOfMemoryError, UsageE
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.units import gb
 
-# Bytes of weights from which one more thread pays: with fewer, synchronising takes longer than the
+# Bytes of weights that pay for one more thread: with fewer, synchronising costs more than the
 # thread saves (2 cores, fp32: one and two threads are equal at 24 MB, two are 1.4 times as fast at
 # 80 MB). In our C library synchronising takes a tenth of the time.
 BYTES_PER_THREAD = 32 * 2**20
@@ -29,8 +29,8 @@ _most_threads = 0  # torch's default, or one less (`leave_one_core`); 0: not rea
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that --device names; "auto" takes CUDA, then MPS, then the CPU. Raises UsageError
-    for another word, and DeviceError for a device that this machine lacks."""
+    """The device that --device names; "auto" prefers CUDA, then MPS, then the CPU. Raises
+    UsageError for an unknown name, and DeviceError for a device that this machine lacks."""
     if name == "auto":
         mps = torch.backends.mps.is_available()
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
@@ -50,8 +50,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device by name; for a CPU with the threads that this process may use, fewer beside a
-    page: step times depend on them."""
+    """The name of the device; for a CPU with the threads that this process may use, on which step
+    times depend (one fewer beside a page)."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":
@@ -61,7 +61,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def cuda_remedy() -> list[str]:
-    """What to do where there is an NVIDIA driver and torch cannot use it; empty elsewhere."""
+    """A remedy where there is an NVIDIA driver that torch cannot use; empty elsewhere."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
     if is_hidden or torch.cuda.is_available() or not has_nvidia_driver():
         return []
@@ -100,9 +100,9 @@ def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
     return "fp32", "precision fp32: this CPU has no fast bf16"
 
 
-# what torch's allocators say where they raise a plain RuntimeError: CPU on Linux, macOS, Windows;
-# libraries of CUDA; MPS
-SIGNS = (
+# messages of torch's allocators that raise a plain RuntimeError: CPU on Linux, macOS and Windows;
+# CUDA libraries; MPS
+OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "DefaultCPUAllocator",
@@ -113,27 +113,31 @@ SIGNS = (
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Whether an error means that memory ran out, however it is called."""
+    """Whether an error means that memory ran out, whatever its type."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    return isinstance(error, RuntimeError) and any(
+        message in str(error) for message in OUT_OF_MEMORY_MESSAGES
+    )
 
 
 @contextmanager
 def refuse_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
-    """Turn out of memory into a refusal; advice: that one line, what was to fit and what would."""
+    """Turn running out of memory into OutOfMemoryError. advice: its message, what did not fit and
+    what would."""
     try:
         yield
     except (RuntimeError, MemoryError, ModelError) as error:
         if not is_exhausted(error.__cause__ if isinstance(error, ModelError) else error):
             raise
-        error.__traceback__ = None  # its frames hold what was allocated so far
+        error.__traceback__ = None  # its frames hold the tensors allocated so far
         release()
         raise OutOfMemoryError(advice()) from None
 
 
 def release() -> None:
-    """Give back what nothing refers to: models hold cycles, and CUDA keeps what was freed."""
+    """Return unused memory to the system: models hold reference cycles, and CUDA caches freed
+    memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -144,13 +148,13 @@ def release() -> None:
 def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) -> DeviceMemory:
     """How much memory a device has and how much of it is free.
 
-    held: bytes of a model that will be gone first; they count as free. with_swap: count free swap
-    space of the CPU as free too. MPS shares the CPU's memory.
+    held: bytes of a model that will be freed first; they count as free. with_swap: free swap space
+    of the CPU counts too. MPS shares the CPU's memory.
     """
     precision, _ = choose_precision("auto", device)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        pool = torch.cuda.memory_reserved(device) if held else 0  # it holds all of that model
+        pool = torch.cuda.memory_reserved(device) if held else 0  # which holds that model
         return DeviceMemory(str(device), free + pool, total, precision)
     memory = psutil.virtual_memory()
     free = min(memory.available + held, memory.total)
@@ -159,7 +163,7 @@ def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) 
 
 
 def _free_swap() -> int:
-    """Bytes; 0 where the system does not tell, as Windows without its performance counters."""
+    """Bytes; 0 where the system does not say, such as Windows without performance counters."""
     try:
         return int(psutil.swap_memory().free)
     except Exception:  # psutil passes on whatever the system raises
@@ -167,8 +171,8 @@ def _free_swap() -> int:
 
 
 def held_bytes(*modules: Any) -> int:
-    """Bytes of every storage of these modules once: parameters, buffers, what bitsandbytes keeps
-    beside its weights, and weights laid out anew for the CPU. What was offloaded is not counted."""
+    """Bytes of the storages of these modules, each counted once: parameters, buffers, the state
+    that bitsandbytes keeps with its weights, and packed weights. Offloaded ones are not counted."""
     storages: dict[int, int] = {}
     for module in modules:
         for part in module.modules():
@@ -193,7 +197,7 @@ def _is_there(tensor: Any) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """The identity of a storage, and its bytes; oneDNN's storages have no address."""
+    """A key that identifies a storage, and its bytes; oneDNN's storages have no address."""
     if tensor.layout is not torch.strided:
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()
@@ -203,8 +207,8 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
 def leave_one_core() -> None:
     """Keep one core free for the page and the browser.
 
-    Threads that compute wait for each other without sleeping: with a browser that draws on one of
-    two cores, a step of the demo took nine times as long as alone.
+    Compute threads wait for each other by spinning: while a browser drew on one of two cores, a
+    step of the demo took nine times as long.
     """
     global _most_threads
     _most_threads = max(1, most_threads() - 1)
@@ -218,7 +222,7 @@ def most_threads() -> int:
 
 
 def settle_threads(*modules: nn.Module) -> str:
-    """Set torch's threads for steps that read these modules' parameters -> a sentence about it."""
+    """Set torch's threads for steps that read these modules' parameters -> a note on it."""
     size = _bytes_of(modules)
     threads = min(most_threads(), max(1, round(size / BYTES_PER_THREAD)))
     torch.set_num_threads(threads)
@@ -232,8 +236,8 @@ def native_threads(*modules: nn.Module) -> int:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads inside. Beside our C library it gets one: more would spin on
-    its cores."""
+    """Let torch use this many threads inside the block. While our C library runs, torch gets one:
+    more would spin on the same cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

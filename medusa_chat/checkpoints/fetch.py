@@ -1,4 +1,4 @@
-"""fetch(): a load's checkpoint and backbone, downloaded from the Hub where they are not here."""
+"""fetch(): finds the checkpoint and backbone of a load, and downloads what is missing."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -17,50 +17,50 @@ from medusa_chat.messages import LoadPhase, LoadRequest
 
 
 def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
-    """Bring the checkpoint and its base into the cache and return where they lie: one "download"
-    for each piece of news, none where all is here. Closing it ends the download within a second;
-    what has come is kept.
+    """Download the checkpoint and its base into the cache if needed, and return where they are.
+    Yields a "download" phase for each progress report, none if everything is cached. Closing the
+    generator ends the download within a second; the bytes so far are kept.
 
     Raises HubError, and ModelError for a checkpoint that is broken or names no base.
     """
     is_offline = request.offline or hub.is_offline()
     with_base = partial(hub.plan, backbone=request.backbone)
-    place = yield from _brought(folder_or_repo(request.checkpoint), with_base, is_offline)
+    place = yield from _available(folder_or_repo(request.checkpoint), with_base, is_offline)
     surveyed = SurveyedFolder.of(request, place)
     with explaining_backbone(surveyed.preset):
-        base = yield from _brought(surveyed.backbone, _backbone_plan, is_offline)
+        base = yield from _available(surveyed.backbone, _backbone_plan, is_offline)
     return surveyed.locate(base)
 
 
-def _brought(
+def _available(
     place: Path | str, plan: Callable[[str], hub.DownloadPlan], is_offline: bool
 ) -> Generator[News, None, Path]:
-    """A folder or a GGUF file as it is; the one of a Hub id, downloaded where it is missing."""
+    """A local folder or GGUF file unchanged; that of a Hub id, downloaded if it is missing."""
     if isinstance(place, Path):
         return place
     if not is_offline and hub.cached_folder(place) is None:
         needs = plan(place)
         require_decodable(needs)
-        yield from _pulled(needs)
+        yield from _download(needs)
     return from_hub(place)
 
 
 def require_decodable(needs: hub.DownloadPlan) -> None:
-    """Raises ModelError, before the first byte is fetched, for a model that a load would refuse by
-    its config or its GGUF header."""
+    """Raises ModelError, before anything is downloaded, for a model that a load would refuse by its
+    config or its GGUF header."""
     if needs.refusal is None:
         for part in needs.parts:
-            found = backbone_of(hub.HubSource(part.name, part.revision))
-            if found is not None:
-                refuse_unfit(SimpleNamespace(**found.config))
+            backbone = backbone_of(hub.HubSource(part.name, part.revision))
+            if backbone is not None:
+                refuse_unfit(SimpleNamespace(**backbone.config))
 
 
 def _backbone_plan(repo: str) -> hub.DownloadPlan:
     return hub.DownloadPlan(repo, (hub.plan_repo(repo, role="backbone"),))
 
 
-def _pulled(plan: hub.DownloadPlan) -> Iterator[News]:
-    """What is whole in the cache is used as it is: `models pull` brings what is newer."""
+def _download(plan: hub.DownloadPlan) -> Iterator[News]:
+    """Download the missing parts; `models pull` updates those that are complete in the cache."""
     parts = tuple(part for part in plan.parts if not hub.cached_folder(part.name))
     note = "; ".join(filter(None, (part.note for part in parts)))
     with closing(hub.pull(replace(plan, parts=parts))) as events:

@@ -1,22 +1,23 @@
-"""GPUs: arithmetic, bandwidth, and what a step takes by these. Plain numbers, no torch.
+"""GPUs: their arithmetic and bandwidth, and the step times that follow. Plain numbers, no torch.
 
-The constants are those of an H200, by the steps of a 7B and an 8B (assets/benchmarks/NOTES.md, "On
-a GPU"); other GPUs are modelled alike.
+The constants were fitted to steps of a 7B and an 8B on an H200 (assets/benchmarks/NOTES.md, "On a
+GPU"); other GPUs are modelled with the same constants.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-SHARE = 0.93  # of the data sheet's bandwidth: what large reads reach
-PEAK_SHARE = 0.75  # of the FLOP/s
-LAYER_SECONDS = 44e-6  # of a layer beside what it reads: its kernels begin and end, attention waits
-NODE_SECONDS = 0.18e-6  # of a layer, for each node of a tree
-TREE_SECONDS = 0.12e-3  # of a step with a tree: its draft and its acceptance
-DECODED = 28.1  # weights of 4 or 8 bits a cycle and multiprocessor, with one row
-MORE_ROWS, SQUARED_ROWS = 29.5, 32.7  # how many more take as long again, and again by their square
+SHARE = 0.93  # of the data sheet's bandwidth that large reads reach
+PEAK_SHARE = 0.75  # of the data sheet's FLOP/s that products reach
+LAYER_SECONDS = 44e-6  # overhead of a layer: launches, and attention, which waits for them
+NODE_SECONDS = 0.18e-6  # overhead of a layer for each node of a tree
+TREE_SECONDS = 0.12e-3  # overhead of a step with a tree: its draft and its acceptance
+DECODED = 28.1  # weights of 4 or 8 bits per cycle and multiprocessor, with one row
+# extra rows that double the decoding time: in the linear term, and in the quadratic one
+MORE_ROWS, SQUARED_ROWS = 29.5, 32.7
 
-# FLOP a cycle and multiprocessor of dense 16-bit products with 32-bit sums, by compute capability;
-# of a GeForce card where those of one capability differ, which are the slower ones
+# FLOP per cycle and multiprocessor of dense 16-bit products with 32-bit sums, by compute
+# capability; where cards of one capability differ, that of the slower GeForce
 CYCLE = {
     **{(7, 0): 1024, (7, 5): 512, (8, 0): 2048, (8, 6): 512, (8, 9): 512},
     **{(9, 0): 4096, (10, 0): 8192, (12, 0): 512},
@@ -26,7 +27,7 @@ CYCLE = {
 @dataclass(frozen=True)
 class Gpu:
     """flops: the peak of dense 16-bit products with 32-bit sums, in FLOP/s; bandwidth: in bytes/s;
-    both from the vendor's data sheet. cycles: of all multiprocessors together, a second."""
+    both from the vendor's data sheet. cycles: of all multiprocessors together, per second."""
 
     name: str
     flops: float
@@ -34,18 +35,18 @@ class Gpu:
     cycles: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """An operator by the roofline, at what a GPU reaches of its data sheet. moved: bytes."""
+        """The time of an operator by the roofline, at the shares above. moved: bytes."""
         return max(flops / (PEAK_SHARE * self.flops), moved / (SHARE * self.bandwidth))
 
     def decoding_seconds(self, weights: float, rows: int) -> float:
-        """Products of `rows` rows with weights of 4 or 8 bits, by our kernel, whatever it reads."""
+        """The decoding time of our kernel for `rows` rows and weights of 4 or 8 bits."""
         more = rows - 1
         rows_cost = 1 + more / MORE_ROWS + (more / SQUARED_ROWS) ** 2
         return weights / (DECODED * self.cycles) * rows_cost
 
 
 def beside_seconds(layers: int, nodes: int) -> float:
-    """What a step of `nodes` nodes, root included, takes beside reading and arithmetic."""
+    """The time of a step of `nodes` nodes, root included, besides reading and arithmetic."""
     seconds = layers * LAYER_SECONDS
     return seconds if nodes == 1 else seconds + layers * nodes * NODE_SECONDS + TREE_SECONDS
 
@@ -66,8 +67,8 @@ GPUS = tuple(
 
 
 def gpu_of(properties: Any) -> Gpu | None:
-    """The GPU that torch.cuda.get_device_properties tells of: by its name where that is known, else
-    by its clocks, multiprocessors and memory; None where they do not tell it."""
+    """The GPU with these properties (torch.cuda.get_device_properties): from the table by its name,
+    otherwise from its clocks, multiprocessors and memory; None where those are not reported."""
     words = f" {properties.name.replace('-', ' ')} "
     for gpu in GPUS:
         if f" {gpu.name.partition('-')[0]} " in words and " Laptop " not in words:

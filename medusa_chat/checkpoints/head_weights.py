@@ -1,4 +1,4 @@
-"""Medusa heads as named tensors: read from a checkpoint, and refused where they do not fit it."""
+"""Medusa heads as named tensors: read from a checkpoint and checked against its backbone."""
 
 import re
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ ROOT = re.compile(r"^(\d+)\.root\.weight$")
 LM_HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 ONE_LM_HEAD = "lm_head.weight"
 TOKEN_MAP = "token_map"
-PADDING = 1024  # rows beyond the vocabulary that can be padding and not another vocabulary
+PADDING = 1024  # most rows beyond the vocabulary that count as padding, not as another vocabulary
 
 
-def read_heads(found: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list[str]]:
-    """The heads on the CPU, fit for the backbone of this config, and what had to be cut. A
-    wrong hidden size is refused before anything is read. Raises ModelError."""
-    if found.heads is None:
+def read_heads(checkpoint: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list[str]]:
+    """The heads on the CPU, cut to the vocabulary of the backbone with this config, and a note on
+    what was cut. A wrong hidden size is refused before anything is read. Raises ModelError."""
+    if checkpoint.heads is None:
         return None, []
     text = config.get_text_config()
     hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
-    where = " and ".join(str(found.folder / file) for file in found.heads.files)
-    if found.heads.hidden != hidden:
+    where = " and ".join(str(checkpoint.folder / file) for file in checkpoint.heads.files)
+    if checkpoint.heads.hidden != hidden:
         raise ModelError(
-            f"{where} is for hidden size {found.heads.hidden} and the backbone has {hidden}: give "
-            "the backbone that the heads were trained on"
+            f"{where} is for hidden size {checkpoint.heads.hidden} and the backbone has {hidden}: "
+            "give the backbone that the heads were trained on"
         )
-    heads = heads_of(_read_tensors(found, where))
+    heads = heads_of(_read_tensors(checkpoint, where))
     if not all(torch.isfinite(t).all() for t in heads.parameters()):
         raise ModelError(
             f"{where} holds NaN or infinity: the heads are broken, download them again"
@@ -44,18 +44,18 @@ def read_heads(found: Checkpoint, config: Any) -> tuple[MedusaHeads | None, list
         cut = fit_vocabulary(heads, vocabulary)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
-    padded = f"{cut} padded rows of the heads' LM heads are cut: the backbone has {vocabulary}"
+    padded = f"{cut} padding rows of the heads' LM heads were cut: the vocabulary has {vocabulary}"
     return heads, [padded] if cut else []
 
 
-def _read_tensors(found: Checkpoint, where: str) -> dict[str, torch.Tensor]:
+def _read_tensors(checkpoint: Checkpoint, where: str) -> dict[str, torch.Tensor]:
     """The heads' tensors under their canonical names."""
-    assert found.heads is not None
+    assert checkpoint.heads is not None
     tensors = {}
     try:
-        for file in found.heads.files:
-            with safe_open(_safe_file(found, file), framework="pt") as opened:
-                for name, (place, inside) in found.heads.tensors.items():
+        for file in checkpoint.heads.files:
+            with safe_open(_safe_file(checkpoint, file), framework="pt") as opened:
+                for name, (place, inside) in checkpoint.heads.tensors.items():
                     if place == file:
                         tensors[name] = opened.get_tensor(inside)
     except (SafetensorError, OSError) as error:
@@ -63,22 +63,22 @@ def _read_tensors(found: Checkpoint, where: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _safe_file(found: Checkpoint, file: str) -> Path:
-    """A file of heads as safetensors: itself, or what the pickle sandbox made of it."""
-    path = found.folder / file
+def _safe_file(checkpoint: Checkpoint, file: str) -> Path:
+    """A file of heads as safetensors: itself, or its copy from the pickle sandbox."""
+    path = checkpoint.folder / file
     if path.suffix == ".safetensors":
         return path
-    if found.heads is not None and found.heads.is_whole:
-        files = [found.backbone / name for name in found.weights.files]
+    if checkpoint.heads is not None and checkpoint.heads.is_whole:
+        files = [checkpoint.backbone / name for name in checkpoint.weights.files]
         names = dict(zip(files, pickle_sandbox.target_names(files), strict=True))
-        return pickle_sandbox.convert(files) / names[found.backbone / path.name]
+        return pickle_sandbox.convert(files) / names[checkpoint.backbone / path.name]
     return pickle_sandbox.convert([path]) / pickle_sandbox.target_names([path])[0]
 
 
 def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:
-    """Tensors `{head}.{layer}.linear.weight` [d, d] and `.bias` [d], `{head}.{L}.weight` [R, d],
-    `{head}.root.weight` [d, d] of heads that read the root;
-    `token_map` int64 [R] where there is one. Copies, in the heads' dtype."""
+    """Tensors `{head}.{layer}.linear.weight` [d, d] and `.bias` [d], `{head}.{L}.weight` [R, d];
+    `{head}.root.weight` [d, d] for heads that read the root, and `token_map` int64 [R] where there
+    is one. Copies, in the heads' dtype."""
     layers = heads.weight.shape[0]
     tensors = {} if heads.token_map is None else {TOKEN_MAP: heads.token_map}
     for head in range(len(heads)):
@@ -93,9 +93,9 @@ def tensors_of(heads: MedusaHeads) -> dict[str, Tensor]:
 
 
 def heads_of(tensors: Mapping[str, Tensor]) -> MedusaHeads:
-    """Heads from tensors under the names of `tensors_of`, with `lm_head.weight` [R, d] (one LM
-    head for all) and `token_map` int64 [R] where there are such, in the dtype of the first; a
-    missing bias is zero. Raises ModelError."""
+    """Heads from tensors under the names of `tensors_of`, optionally with `lm_head.weight` [R, d]
+    (one LM head for all) and `token_map` int64 [R], in the dtype of the first tensor; a missing
+    bias is zero. Raises ModelError."""
     num_heads, num_layers, has_own, has_root = _count(tensors)
     lm = tensors.get(f"0.{num_layers}.weight", tensors.get(ONE_LM_HEAD))
     first = tensors.get("0.0.linear.weight", tensors.get("0.root.weight", lm))
@@ -126,8 +126,7 @@ def _fill(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _count(tensors: Mapping[str, Tensor]) -> tuple[int, int, bool, bool]:
-    """Heads, layers, whether each head has an LM head of its own, and whether each reads the
-    root."""
+    """(heads, layers, whether each head has its own LM head, whether the heads read the root)."""
     layers = {(int(m[1]), int(m[2])) for m in map(LAYER.match, tensors) if m}
     own = {(int(m[1]), int(m[2])) for m in map(LM_HEAD.match, tensors) if m}
     roots = {int(m[1]) for m in map(ROOT.match, tensors) if m}
@@ -167,9 +166,9 @@ def _copy(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
 
 
 def fit_vocabulary(heads: MedusaHeads, vocabulary: int) -> int:
-    """Make own LM heads end where the backbone's vocabulary ends: rows beyond it are padding and
-    cut. Returns how many; raises ModelError when rows are missing, when so many are left over that
-    the vocabulary is another one, or when the token map names what is no token of it."""
+    """Cut the padding rows of the heads' LM heads, so that they end where the backbone's vocabulary
+    ends -> how many. Raises ModelError when rows are missing, when there are too many to be
+    padding, and for a token map that names tokens outside the vocabulary."""
     if heads.lm_weight is None:
         return 0
     heads.vocabulary = vocabulary

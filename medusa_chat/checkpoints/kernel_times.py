@@ -1,8 +1,8 @@
-"""Kernel times: each of our kernels beside what it replaces, timed on this card.
+"""Kernel times: each of our kernels and the operators it replaces, timed on this card.
 
-`medusa-chat doctor --gpu` calls this and keeps which are faster (kernel_trial.py). The sizes are
-those of Llama-3.1-8B, the weights random, in bf16 where the card has it, else in fp16; they take
-1.1 GB at once.
+`medusa-chat doctor --gpu` calls this and records which kernels are faster (kernel_trial.py). The
+sizes are those of Llama-3.1-8B and the weights random, in bf16 where the card has it, otherwise in
+fp16; they take up to 1.1 GB.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ from medusa_chat.decoding.backends.quantised import (
 from medusa_chat.errors import first_line
 
 SIZES = Sizes(128_256, 4096, (32, 8), 128, 14336)  # of Llama-3.1-8B
-GAIN, LOSS = 1.05, 0.98  # times as fast: in one case at least, and in every case
-WIDE_LOSS = 0.9  # of wide logits, which are there for fewer near ties and need no gain
+GAIN, LOSS = 1.05, 0.98  # least speedup over what it replaces: in one case, and in every case
+WIDE_LOSS = 0.9  # the same for fp32 logits, whose purpose is fewer near ties, not speed
 REPEATS = 15
 WARM_UPS = 3
 LEAST = 2**26  # bytes that are written at once before a call
@@ -41,8 +41,8 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class KernelTime:
-    """cases: what was computed, and the seconds of what the kernel replaces and of the kernel.
-    failure: why there are none."""
+    """cases: (what was computed, seconds of what the kernel replaces, seconds of the kernel).
+    failure: why there are no cases."""
 
     name: str
     cases: tuple[tuple[str, float, float], ...]
@@ -60,8 +60,8 @@ class KernelTime:
 
 
 def time_kernels(device: torch.device) -> Iterator[KernelTime]:
-    """Time all KERNELS on a CUDA device, one after the other; one that fails costs that one alone.
-    Raises torch.AcceleratorError where one loses the device: it is not called again there."""
+    """Time all KERNELS on a CUDA device, one after the other; a failure affects that kernel only.
+    Raises torch.AcceleratorError where a kernel loses the device: it is not called again there."""
     torch.cuda.set_device(device)
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if has_bf16 else torch.float16
@@ -70,7 +70,7 @@ def time_kernels(device: torch.device) -> Iterator[KernelTime]:
             if mark is None:
                 time = _timed(name, device, dtype)
             else:
-                time = KernelTime(name, (), f"its last trial did not end (see {mark})")
+                time = KernelTime(name, (), f"it crashed when it was last tried (see {mark})")
         yield time
 
 
@@ -89,7 +89,7 @@ def _timed(name: str, device: torch.device, dtype: torch.dtype) -> KernelTime:
 
 
 def _calls(name: str, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Call, Call]]:
-    """What is computed, a call of what the kernel replaces, and one of the kernel."""
+    """(what is computed, a call of what the kernel replaces, a call of the kernel)."""
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=dtype)
@@ -136,10 +136,10 @@ def _random_linear(
 
 
 def cuda_seconds(call: Call) -> float:
-    """Median seconds of a call on the current CUDA device, by its own clock. A buffer larger than
-    its cache is written before each, so that weights come from memory as in a step, and so often
-    that the host has queued the call when the device comes to it: recorded steps wait for no
-    host."""
+    """Median seconds of a call on the current CUDA device, by the device's clock. Before each call
+    a buffer larger than its cache is written, so that weights are read from memory as in a step; it
+    is written often enough that the host has queued the call before the device reaches it, since
+    recorded steps do not wait for the host."""
     cache = torch.cuda.get_device_properties().L2_cache_size
     buffer = torch.empty(max(4 * cache, LEAST), dtype=torch.uint8, device="cuda")
     call()  # it may be compiled here

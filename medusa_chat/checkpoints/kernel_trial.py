@@ -1,8 +1,8 @@
-"""Our kernels on a CUDA card: which are chosen, and whether they agree with torch at a load.
+"""Our kernels on a CUDA card: which ones a load uses, after checking that they agree with torch.
 
-Chosen are those known to be faster: on this card, where `medusa-chat doctor --gpu` has timed them
-(kernel_times.py), else on cards of its kind. Whether they agree is compared at every load, in the
-model's own sizes and number format. A load times nothing.
+A load uses the kernels known to be faster: on this card, where `medusa-chat doctor --gpu` has timed
+them (kernel_times.py), otherwise on cards of its kind. Each is compared with torch at every load,
+in the model's own sizes and number format. A load times nothing.
 """
 
 import json
@@ -25,32 +25,32 @@ from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import fused_kernels, quantised, split_attention
 from medusa_chat.decoding.backends.parity import agrees, share
 
-# bits and rows of each program of the products with quantised weights
+# bits and rows of each compiled product with quantised weights
 PRODUCTS = {
     f"product-{bits}-bit-{rows}-rows": (bits, rows) for bits in (4, 8) for rows in quantised.BUCKETS
 }
 KERNELS = ("wide-logits", *PRODUCTS, "split-attention", *fused_kernels.NAMES)
 
-# By compute capability. 9.0: every load of the 7B and 8B shapes on an H200, in fp16, bf16, nf4 and
-# int8, timed each of them and found it faster (assets/benchmarks/gpu-h200.json, the notes of the
-# runs of 27 November; assets/benchmarks/NOTES.md, "On a GPU").
+# By compute capability. 9.0: on an H200, every load of the 7B and 8B shapes in fp16, bf16, nf4 and
+# int8 timed each kernel and measured it as faster (assets/benchmarks/gpu-h200.json, the notes of
+# the runs of 27 November; assets/benchmarks/NOTES.md, "On a GPU").
 MEASURED = {(9, 0): frozenset(KERNELS)}
-# No other card was measured. There only those are used that move less memory than what they replace
-# whatever the card: one kernel for several operators, no second pass over the logits, and int8
-# weights that are not written out in 16 bits at every step. Split attention and 4-bit products
-# replace kernels that others tuned for these cards, so they wait for `doctor --gpu`.
+# No other card was measured. Those use only the kernels that move less memory than what they
+# replace on any card: one kernel for several operators, no second pass over the logits, and int8
+# weights that are not expanded to 16 bits at every step. Split attention and 4-bit products replace
+# kernels that their authors tuned for these cards, so they wait for `doctor --gpu`.
 UNMEASURED = frozenset(
     ("wide-logits", "product-8-bit-8-rows", "product-8-bit-16-rows", *fused_kernels.NAMES)
 )
 
-CHOICES = "kernels"  # folder of the data: a file for each card that was timed
-MARKS = "kernels"  # folder of the state: a file for each kernel that is being tried
-ROWS, COLUMNS = 16, 4096  # of the LM head's product that is compared
-OFF = 1e-3  # its largest difference from fp32, as a share of the largest number
+CHOICES = "kernels"  # in the data folder: a file for each card that was timed
+MARKS = "kernels"  # in the state folder: a file for each kernel being tried
+ROWS, COLUMNS = 16, 4096  # the part of the LM head's product that is compared
+TOLERANCE = 1e-3  # its largest difference from fp32, as a share of the largest number
 
 
 def chosen_kernels(device: torch.device) -> tuple[frozenset[str], str]:
-    """Which of KERNELS this device is to use, and by what measurement, in words."""
+    """Which of KERNELS this device should use, and the measurement behind it, in words."""
     timed = _read_choice(device)
     if timed is not None:
         return timed, "timed on this card by doctor --gpu"
@@ -58,12 +58,12 @@ def chosen_kernels(device: torch.device) -> tuple[frozenset[str], str]:
     capability = torch.cuda.get_device_capability(device) if is_cuda else (0, 0)
     if capability in MEASURED:
         return MEASURED[capability], "by measurements on an H200"
-    return UNMEASURED, "this kind of card was not measured: medusa-chat doctor --gpu times all"
+    return UNMEASURED, "this kind of card was not measured: run medusa-chat doctor --gpu"
 
 
 def keep_choice(device: torch.device, kernels: frozenset[str]) -> Path:
-    """Let loads on this card use these kernels, as long as torch, the driver and medusa-chat stay
-    the same; the file that says so. Raises OSError."""
+    """Let loads on this card use these kernels until torch, the driver or medusa-chat changes ->
+    the file that records it. Raises OSError."""
     file = _choice_file(device)
     paths.write_text(file, json.dumps(_versions(device) | {"kernels": sorted(kernels)}))
     return file
@@ -82,7 +82,7 @@ def _choice_file(device: torch.device) -> Path:
 
 
 def _versions(device: torch.device) -> dict[str, str]:
-    """What a time depends on. driver: the version of CUDA that it supports."""
+    """What timings depend on. driver: the CUDA version that it supports."""
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "none")
     return {
         "device": describe_device(device),
@@ -93,8 +93,8 @@ def _versions(device: torch.device) -> dict[str, str]:
 
 
 def try_kernels(backbone: Backbone) -> list[str]:
-    """Let the steps of a backbone on one CUDA device use the chosen kernels that agree with torch;
-    a sentence for each, and one that says why these."""
+    """Let the steps of a backbone on one CUDA device use the chosen kernels that agree with torch
+    -> a note on each, and one on why these were chosen."""
     chosen, why = chosen_kernels(backbone.device)
     uses: dict[str, Callable[[], list[str]]] = {
         "wide-logits": partial(_use_wide_logits, backbone),
@@ -110,14 +110,14 @@ def try_kernels(backbone: Backbone) -> list[str]:
             if mark is None:
                 notes += use()
             else:
-                notes.append(f"{name} is not used: its last trial did not end (see {mark})")
-    return [*notes, f"choice of kernels: {why}"]
+                notes.append(f"{name} is not used: it crashed when it was last tried (see {mark})")
+    return [*notes, f"kernels chosen: {why}"]
 
 
 @torch.no_grad()
 def _use_wide_logits(backbone: Backbone) -> list[str]:
-    """Logits in fp32 where the device's product can leave its sums so: fewer near ties, in which a
-    tree and plain decoding may part."""
+    """Keep logits in fp32 where the device's product can return its sums in fp32: fewer near ties,
+    at which tree and plain decoding may differ."""
     head, size = backbone.lm_head, backbone.config.hidden_size
     hidden = torch.randn(ROWS, size, device=backbone.device).to(backbone.dtype)
     if not head.can_widen(hidden):
@@ -130,7 +130,7 @@ def _use_wide_logits(backbone: Backbone) -> list[str]:
         wanted = F.linear(hidden.float(), linear.weight[:COLUMNS].float(), bias)
         return share(ours, wanted)
 
-    head.is_wide = agrees("the LM head's logits stay in 16 bits", difference, OFF)
+    head.is_wide = agrees("the LM head's logits stay in 16 bits", difference, TOLERANCE)
     return ["LM head logits kept in fp32"] if head.is_wide else []
 
 
@@ -142,9 +142,9 @@ def _use_products(backbone: Backbone, chosen: frozenset[str]) -> list[str]:
 
 @contextmanager
 def marked(name: str, device: torch.device) -> Iterator[Path | None]:
-    """A kernel may fail in a way that ends the process, so while one is tried, or timed, a mark on
-    disk says so. Yields None, or the mark that an earlier process left on this device with this
-    version of torch: then the kernel is not to be called."""
+    """Mark on disk that a kernel is being tried or timed, since it may crash the process. Yields
+    None, or the mark that a crashed process left on this device with this version of torch: then
+    the kernel must not be called."""
     mark = paths.state_dir() / MARKS / f"{name}.json"
     here = {"device": describe_device(device), "torch": str(torch.__version__)}
     left = _read_json(mark)
@@ -156,9 +156,9 @@ def marked(name: str, device: torch.device) -> Iterator[Path | None]:
         mine = {"pid": process.pid, "started": process.create_time()}
         paths.write_text(mark, json.dumps(here | mine))
     except OSError:
-        yield None  # a disk that is full or read-only: without a mark
+        yield None  # the disk is full or read-only: go on without a mark
         return
-    yield None  # an error leaves the mark: the device is lost
+    yield None  # an error leaves the mark in place: the device is lost
     mark.unlink(missing_ok=True)
 
 
@@ -167,7 +167,7 @@ def _matches(read: Any, here: dict[str, str]) -> bool:
 
 
 def _runs(left: dict[str, Any]) -> bool:
-    """Whether another process that left this mark is still there."""
+    """Whether the other process that left this mark still runs."""
     try:
         pid, started = left["pid"], left["started"]
         return pid != os.getpid() and psutil.Process(pid).create_time() == started

@@ -1,4 +1,4 @@
-"""Checkpoint: the places of a model's parts: its heads, its backbone, its adapter, its tree."""
+"""Checkpoint: where the parts of a model are: its heads, backbone, adapter and tree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +23,19 @@ from medusa_chat.hub.catalog import KnownTemplate, ModelPreset, known_template, 
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
-HEADS_FILE = "medusa_lm_head.safetensors"  # the name under which we write heads
-News = tuple[LoadPhase, None]  # what is told while a checkpoint is fetched or converted
+HEADS_FILE = "medusa_lm_head.safetensors"  # our name for a file of heads
+News = tuple[LoadPhase, None]  # of a download or a conversion
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The places of a model's parts; heads, adapter, calibration: None where there are none.
+    """Where the parts of a model are; heads, adapter, calibration: None where there are none.
 
-    folder: with the files of heads and adapter. backbone: a folder with config,
-    tokenizer and the files of `weights`, or with a GGUF file that holds all of them. notes: a
-    sentence for each decision. template: ours for the checkpoint's id or its base's,
-    where we have one. repo: what the backbone was had by on the Hub, with its GGUF file where
-    one was named. original: the GGUF file that the backbone was converted from. is_own:
-    whether the backbone is what the checkpoint's name means.
+    folder: with the files of heads and adapter. backbone: a folder with config, tokenizer and the
+    files of `weights`, or with a GGUF file that holds all of them. notes: a sentence for each
+    decision. template: the chat template that we have for the checkpoint's id or its base's, if
+    any. repo: the backbone's Hub id, with its GGUF file if one was named. original: the GGUF file
+    that the backbone was converted from. is_own: whether the checkpoint is itself the backbone.
     """
 
     name: str
@@ -54,14 +53,14 @@ class Checkpoint:
 
     @property
     def source(self) -> Path:
-        """The backbone before anything was converted: a folder, or a GGUF file."""
+        """The backbone before any conversion: a folder, or a GGUF file."""
         if self.weights.stored:
             return self.backbone / self.weights.files[0]
         return self.original or self.backbone
 
     @property
     def base(self) -> str:
-        """The backbone that the heads sit on, by its Hub id or its place; empty where it is the
+        """The backbone that the heads belong to, by its Hub id or its path; empty where it is the
         checkpoint itself."""
         return "" if self.is_own else self.repo or str(self.source.resolve())
 
@@ -78,8 +77,8 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SurveyedFolder:
-    """A checkpoint's own folder or GGUF file, surveyed, and where its backbone is: such a place or
-    a Hub id. preset: None where the checkpoint is not known."""
+    """A checkpoint's own folder or GGUF file with its contents, and its backbone: a path or a Hub
+    id. preset: None for a checkpoint that we have no preset for."""
 
     request: LoadRequest
     preset: ModelPreset | None
@@ -97,7 +96,7 @@ class SurveyedFolder:
         return cls(request, preset, place, contents, where)
 
     def locate(self, place: Path) -> Checkpoint:
-        """All parts. place: of the backbone, which is surveyed where it is another folder. Raises
+        """All parts. place: the backbone's, whose contents are read if it is another folder. Raises
         ModelError."""
         contents, where = self.contents, self.backbone
         is_own = place == self.place
@@ -128,8 +127,8 @@ class SurveyedFolder:
         )
 
     def _heads(self, own: BackboneFiles | None) -> tuple[HeadsFile | None, Path, Sequence[str]]:
-        """The heads, the folder that they lie in, and what to tell of them: the checkpoint's, else
-        those that come with medusa-chat for its own backbone."""
+        """The heads, their folder and notes on them: the checkpoint's own, otherwise those that
+        ship with medusa-chat for its backbone."""
         heads, folder = self.contents.heads, folder_of(self.place)
         if heads is not None:
             return heads, folder, heads.disagreements
@@ -142,41 +141,41 @@ class SurveyedFolder:
 
 
 def _repo(where: Path | str, name: str) -> str | None:
-    """The Hub id that a backbone was had by. name: of the checkpoint that holds it."""
+    """The Hub id of a backbone, or None. name: of the checkpoint that holds it."""
     place = folder_or_repo(name) if isinstance(where, Path) and name else where
     return place if isinstance(place, str) else None
 
 
 def _backbone_place(
-    request: LoadRequest, place: Path, found: Contents, base: str | None
+    request: LoadRequest, place: Path, contents: Contents, base: str | None
 ) -> Path | str:
-    """The one that --backbone names, else the checkpoint itself, else its base: a folder, a GGUF
-    file, or a Hub id."""
-    if request.backbone and (why := found.refuses_backbone):
+    """The backbone that --backbone names, otherwise the checkpoint itself, otherwise its base: a
+    folder, a GGUF file, or a Hub id."""
+    if request.backbone and (why := contents.refuses_backbone):
         raise ModelError(f"{request.checkpoint} {why}")
     if request.backbone:
         return folder_or_repo(request.backbone)
-    if found.backbone is not None:
+    if contents.backbone is not None:
         return place
     folder = folder_of(place)
     if base is not None:
         return _base_place(base, request, folder)
-    if found.heads is None or _has_model(folder, found.heads):
+    if contents.heads is None or _has_model(folder, contents.heads):
         raise ModelError(_no_backbone(folder))
     raise ModelError(
-        f"{request.checkpoint} has only Medusa heads and does not name a backbone: "
-        f"give --backbone ID|DIR, a model of hidden size {found.heads.hidden}"
+        f"{request.checkpoint} has only Medusa heads and does not name their backbone: "
+        f"give --backbone ID|DIR, a model of hidden size {contents.heads.hidden}"
     )
 
 
-def _base(preset: ModelPreset | None, found: Contents) -> str | None:
-    """The base that a checkpoint belongs to: a preset knows better than a config."""
-    return preset.base if preset and preset.base else found.base
+def _base(preset: ModelPreset | None, contents: Contents) -> str | None:
+    """The base model of a checkpoint: a preset takes precedence over its config."""
+    return preset.base if preset and preset.base else contents.base
 
 
 def _base_place(base: str, request: LoadRequest, folder: Path) -> Path | str:
-    """The backbone that a checkpoint names: a folder or a GGUF file beside it where it is itself a
-    folder of the user's, else a Hub id."""
+    """The backbone that a checkpoint names: a folder or GGUF file beside it if the checkpoint is a
+    local folder, otherwise a Hub id."""
     if is_folder(Path(request.checkpoint).expanduser()):
         for place in (folder / base, folder.parent / base):
             if is_folder(place) or is_gguf_file(place):
@@ -190,7 +189,7 @@ def _base_place(base: str, request: LoadRequest, folder: Path) -> Path | str:
 
 
 def _has_model(folder: Path, heads: HeadsFile) -> bool:
-    """Whether there are weights of a model beside the heads, though nothing to load them by."""
+    """Whether the folder has weights of a model beside the heads, but no config to load them."""
     return any(MODEL.match(f.name) and f.name not in heads.files for f in folder.iterdir())
 
 
@@ -198,12 +197,12 @@ def _no_backbone(folder: Path) -> str:
     config = folder / "config.json"
     if not config.is_file():
         return (
-            f"{folder} holds no config.json: give a folder with a transformers model or a GGUF "
-            "file, or --backbone for a folder that holds only Medusa heads"
+            f"{folder} has no config.json: give a folder with a transformers model or a GGUF "
+            "file, or --backbone for a folder that has only Medusa heads"
         )
     if any(MODEL.match(file.name) for file in folder.iterdir()):
         return f"{config} has no model_type: it is not the config of a transformers model"
-    return f"{folder} holds no weights beside its config.json: it is incomplete, download it again"
+    return f"{folder} has a config.json but no weights: it is incomplete, download it again"
 
 
 def _require_files(place: Path, weights: BackboneFiles) -> None:
@@ -215,5 +214,5 @@ def _require_files(place: Path, weights: BackboneFiles) -> None:
         )
     if not weights.has_tokenizer:
         raise ModelError(
-            f"{place / weights.folder} holds no tokenizer: it is incomplete, download it again"
+            f"{place / weights.folder} has no tokenizer: it is incomplete, download it again"
         )

@@ -1,11 +1,11 @@
-"""The pickle sandbox: files written by torch.save become safetensors before anything uses them.
+"""Pickle sandbox: converts files written by torch.save to safetensors before anything uses them.
 
-Such a file is a pickle, a program that may do anything. First its list of tensors is worked out
-without running it (layouts/pickles.py); then torch reads it with weights_only in a child process
-with limits (`main` here), where it must hold what the list says; only the safetensors file written
-by the child is loaded in our own process. It is kept in the cache under the hash of the content.
-The job goes to the child as JSON on stdin, its answer comes as a JSON line: {"problem": null or
-why the file is refused}.
+Such a file is a pickle, a program that may do anything. First its list of tensors is read without
+running it (layouts/pickles.py). Then torch reads it with weights_only in a child process with
+limits (`main` here), where it must hold what the list says. Our own process loads only the
+safetensors file that the child writes; it is cached under the hash of the content. The job goes to
+the child as JSON on stdin, and its answer comes as a JSON line: {"problem": null or why the file is
+refused}.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from medusa_chat import paths
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.layouts.headers import Entry, read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.process_limits import environment, limit_memory, lower
+from medusa_chat.checkpoints.process_limits import environment, limit_memory, lower_limit
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
@@ -37,11 +37,11 @@ except ImportError:  # Windows
 
 KIND = "converted"
 MAX_BYTES = 1 << 36  # 64 GiB a file
-SPEED = 20e6  # bytes a second that the slowest disk converts
+SPEED = 20e6  # bytes a second: the conversion on the slowest disk
 STARTUP = 120  # seconds for the child to import torch on a busy machine
 REMEDY = "download it again, or use a .safetensors file"
 INDEX = "model.safetensors.index.json"
-DIED = "the process that read it {}: it is broken or malicious"
+DIED = "the process that reads it {}: it is broken or malicious"
 DTYPES = {
     **{torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
@@ -49,7 +49,7 @@ DTYPES = {
 }
 CHUNK = 1 << 22  # numbers written at once
 SLACK = 1 << 30  # memory beyond the file's own size
-GROWTH = 8  # tensors that share values are written separately: at most this many times the file
+GROWTH = 8  # tensors that share storage are written separately: at most this many times the file
 Job = dict[str, Any]  # what the child is asked, as JSON
 
 
@@ -76,8 +76,8 @@ def _convert_into(
     size = sum(file.stat().st_size for file in files)
     if not kept_copies.has_room(folder, size):
         raise ModelError(
-            f"{files[0]} takes {gb(size)} in {folder.parent} once converted, and its disk is full: "
-            "free some (medusa-chat models rm), or set --data-dir"
+            f"converting {files[0]} needs {gb(size)} in {folder.parent}, and the disk has too "
+            "little free space: free some (medusa-chat models rm), or set --data-dir"
         )
     origin = kept_copies.Origin(_name_of(files[0]), str(files[0]), "safetensors")
     with kept_copies.writing(folder, origin) as partial:
@@ -91,7 +91,7 @@ def _convert_into(
 
 
 def _name_of(file: Path) -> str:
-    """What a user calls the place of a file: the repo in whose cache it lies, else its folder."""
+    """The checkpoint that a file belongs to: its Hub repo, otherwise its folder."""
     cached = next((part for part in file.parts if part.startswith("models--")), None)
     if cached is None:
         return str(file.parent.resolve())
@@ -104,7 +104,7 @@ def target_names(files: Sequence[Path]) -> list[str]:
 
 
 def checked_header(file: Path) -> dict[str, Entry]:
-    """The tensors that a file lists, by its pickle, which is not run. Raises ModelError."""
+    """The tensors that a file lists; its pickle is not run. Raises ModelError."""
     header = read_header(LocalFolder(file.parent), file.name)
     size = file.stat().st_size
     if size > MAX_BYTES:
@@ -120,7 +120,7 @@ def checked_header(file: Path) -> dict[str, Entry]:
 def job_of(
     files: Sequence[Path], targets: Sequence[Path], headers: Sequence[Mapping[str, Entry]]
 ) -> Job:
-    """To write the tensors of each file, which must be those of its header, to its target."""
+    """The job: write each file's tensors, which must match its header, to its target."""
     sizes = [file.stat().st_size for file in files]
     plain = [{n: [e.dtype, list(e.shape)] for n, e in header.items()} for header in headers]
     return {
@@ -154,7 +154,7 @@ def run(job: Job) -> str | None:
 
 
 def _content_key(files: Sequence[Path]) -> str:
-    """SHA-256 of the content; remembered by path, size and time of change, as it takes long."""
+    """SHA-256 of the content; cached by path, size and modification time, since it takes long."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(_hash(file).encode())
@@ -178,7 +178,7 @@ def _hash(file: Path) -> str:
 
 
 def main() -> None:
-    """The child process: does the job, and answers with the problem whatever a file does."""
+    """The child process: do the job and answer with the problem, if there is one."""
     job = json.load(sys.stdin)
     torch.set_num_threads(1)
     limit(job["bytes"], job["seconds"])
@@ -186,23 +186,23 @@ def main() -> None:
 
 
 def limit(size: int, seconds: float) -> None:
-    """Bound memory, processor time and what may be written. Windows has no such limits; there
-    only the parent's timeout applies."""
+    """Limit memory, processor time and file sizes. Windows has no such limits; there only the
+    parent's timeout applies."""
     if resource is None:
         return
     limit_memory(2 * size + SLACK)
-    lower(resource.RLIMIT_CPU, int(seconds) + 60)
-    lower(resource.RLIMIT_FSIZE, GROWTH * size + SLACK)
-    lower(resource.RLIMIT_CORE, 0)
+    lower_limit(resource.RLIMIT_CPU, int(seconds) + 60)
+    lower_limit(resource.RLIMIT_FSIZE, GROWTH * size + SLACK)
+    lower_limit(resource.RLIMIT_CORE, 0)
 
 
 def problem_of(job: Job) -> str | None:
-    """Convert the files of a job; None when all went well."""
+    """Convert the files of a job -> why one is refused, or None."""
     try:
         for source, target, header in job["files"]:
             tensors = torch.load(source, weights_only=True, map_location="cpu", mmap=True)
             if {n: [DTYPES.get(t.dtype), list(t.shape)] for n, t in tensors.items()} != header:
-                return "torch reads tensors from it that differ from those in its list"
+                return "the tensors that torch reads differ from the file's own list"
             write(tensors, Path(target))
         return None
     except Exception as error:  # torch raises a dozen kinds for broken files

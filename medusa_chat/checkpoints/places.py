@@ -1,4 +1,4 @@
-"""Places: what the name of a checkpoint means: a folder, a GGUF file, a repo of the Hub."""
+"""Places: resolves the name of a checkpoint to a folder, a GGUF file or a Hub repo."""
 
 import os
 import re
@@ -11,20 +11,20 @@ from medusa_chat.gguf_files import first_part, is_gguf, split_name
 from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.paths import asset
 
-PATH = re.compile(r"[./~]|[A-Za-z]:/|.*\\")  # no Hub id: how a path begins, here or on Windows
+PATH = re.compile(r"[./~]|[A-Za-z]:/|.*\\")  # how a path begins, and no Hub id does
 
 
 def open_here(name: str) -> LocalFolder:
-    """The files of what ships, of a folder, of a Hub repo that is in the cache, or a GGUF file.
-    Raises ModelError; the network is never used."""
+    """The files of a shipped checkpoint, a folder, a cached Hub repo or a GGUF file. Raises
+    ModelError; the network is never used."""
     place = place_of(name)
     return opened(place) if is_gguf_file(place) else LocalFolder(place, name)
 
 
 def folder_or_repo(name: str) -> Path | str:
-    """The folder or GGUF file that a checkpoint's or backbone's name means, else the name as a Hub
-    id, with or without a GGUF file; a split file by its first part. Raises ModelError for what can
-    be none of them."""
+    """The folder or GGUF file that a checkpoint's or backbone's name means, otherwise the name as a
+    Hub id, with or without a GGUF file; a split file is named by its first part. Raises ModelError
+    for a name that can be none of these."""
     shipped = shipped_folder(name)
     if shipped is not None:
         if not (shipped / "config.json").is_file():
@@ -45,8 +45,8 @@ def folder_or_repo(name: str) -> Path | str:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """The snapshot of main, else the newest whole one, where a folder is a repo in the Hub's cache;
-    None where it is not."""
+    """For a repo's folder in the Hub's cache its snapshot of main, otherwise its newest complete
+    one; None for any other folder."""
     if not folder.name.startswith("models--"):
         return None
     ref = folder / "refs" / "main"
@@ -56,8 +56,8 @@ def _snapshot(folder: Path) -> Path | None:
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Where what ships under this name lies: the demo, or heads for a base on the Hub. None for
-    other names; the folder need not exist."""
+    """The folder of what ships under this name: the demo, or heads for a base on the Hub. None for
+    other names; the folder may not exist."""
     if name == "demo":
         return asset("demo")
     preset = model_preset(name)
@@ -65,8 +65,8 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def is_here(name: str) -> bool:
-    """Whether a name means something on this disk: what ships, a folder, a file, or a GGUF file
-    that is missing from a folder that is there."""
+    """Whether a name means something on this disk: a shipped checkpoint, a folder, a file, or a
+    missing GGUF file in a folder that exists."""
     path = _path(name)
     is_place = is_folder(path) or (name.isprintable() and os.path.isfile(path))
     is_named = is_gguf(name) and is_folder(path.parent)
@@ -74,7 +74,7 @@ def is_here(name: str) -> bool:
 
 
 def _path(name: str) -> Path:
-    """What a name is as a path; its ~ stays where there is no such user."""
+    """The name as a path; ~ is kept where there is no such user."""
     path = Path(name or "/")
     try:
         return path.expanduser()
@@ -85,7 +85,7 @@ def _path(name: str) -> Path:
 def _no_such(name: str) -> str:
     path = _path(name)
     if name.isprintable() and os.path.isfile(path):
-        return f"{name} is a file: give the folder that holds the checkpoint, or a GGUF file"
+        return f"{name} is a file: give the folder of the checkpoint, or a GGUF file"
     if name.isprintable() and (PATH.match(name) or is_gguf(name)):
         return f"there is no {'file' if is_gguf(name) else 'folder'} {name}: check the path"
     shipped = " or ".join([*(p.id for p in model_presets() if p.ships), "demo"])
@@ -96,13 +96,13 @@ def _no_such(name: str) -> str:
 
 
 def place_of(name: str) -> Path:
-    """A folder, or a GGUF file; of the Hub one that is in the cache. Raises ModelError."""
+    """The folder or GGUF file that a name means, for a Hub id in the cache. Raises ModelError."""
     place = folder_or_repo(name)
     return place if isinstance(place, Path) else from_hub(place)
 
 
 def opened(place: Path) -> LocalFolder:
-    """The files of a folder, or a GGUF file alone."""
+    """The files of a folder, or only the GGUF file."""
     only = place.name if is_gguf_file(place) else None
     return LocalFolder(folder_of(place), only=only)
 
@@ -112,7 +112,7 @@ def folder_of(place: Path) -> Path:
 
 
 def is_gguf_file(path: Path) -> bool:
-    """Whether it is a GGUF file by its name; what else it may be is told where it is read."""
+    """Whether it exists and is named like a GGUF file; its content is checked when it is read."""
     try:
         return is_gguf(path.name) and path.exists() and not path.is_dir()
     except (OSError, ValueError):
@@ -128,6 +128,6 @@ def is_folder(path: Path) -> bool:
 
 
 def from_hub(name: str) -> Path:
-    """The Hub repo in the cache, or its GGUF file. Raises HubError where it is not there."""
+    """The cached Hub repo, or its GGUF file. Raises HubError where it is not cached."""
     folder, file = hub.resolve(name), split_name(name)[1]
     return folder / file if file else folder

@@ -1,4 +1,4 @@
-"""What a child process may use at most, and what it is started with. Imports no torch."""
+"""Limits of a child process, and the environment it is started with. Imports no torch."""
 
 import os
 from pathlib import Path
@@ -14,18 +14,18 @@ MAPPED = Path("/proc/self/statm")
 
 
 def can_limit_memory() -> bool:
-    """Whether this system enforces a limit of memory; macOS accepts one and does not enforce it."""
+    """Whether this system enforces a memory limit; macOS accepts one but does not enforce it."""
     return resource is not None and MAPPED.exists()
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take so many bytes more than it has mapped now, where the system can."""
+    """Limit this process to `more` bytes beyond what it has mapped now, if the system can."""
     if resource is not None and can_limit_memory():
         pages = int(MAPPED.read_text("ascii").split()[0])
-        lower(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
+        lower_limit(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
 
 
-def lower(kind: int, value: int) -> None:
+def lower_limit(kind: int, value: int) -> None:
     """Lower a limit of this process for good."""
     assert resource is not None
     _, hard = resource.getrlimit(kind)
@@ -34,7 +34,7 @@ def lower(kind: int, value: int) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Ours without what would weaken torch, and with this package in reach from any folder."""
+    """Our environment, without variables that weaken torch's checks, and with this package."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_FORCE", "PYTHONSTART"))}
     folders = [str(paths.PACKAGE.parent), *kept.get("PYTHONPATH", "").split(os.pathsep)]
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Shipped heads: the backbones that the heads in this package belong to, by name and shape."""
+"""Shipped heads: matches the heads in this package to backbones, by name and shape."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,18 +16,15 @@ from medusa_chat.gguf_files import is_gguf, local_files
 from medusa_chat.hub.catalog import ModelPreset, model_presets, shape
 from medusa_chat.units import gb
 
-# What names of files and repos say of how weights are stored, after the name of the model.
+# What names of files and repos append to the model's name about how its weights are stored.
 STORED = r"([-._](gguf|ud|i1|imat(rix)?|[it]?q\d\w*|mxfp4\w*|(b?f|fp)(16|32)|\d{5}-of-\d{5}))*"
-FREE = (
-    "max_position_embeddings",
-    "tie_word_embeddings",
-)  # of a shape: what files may say otherwise
+FREE = ("max_position_embeddings", "tie_word_embeddings")  # parts of a shape that files may change
 OUT_OF_REACH = ("offline", "network", "busy")  # kinds of HubError
 
 
 @dataclass(frozen=True)
 class ShippedHeads:
-    """Heads that come with medusa-chat. name: what they are called; folder: where they lie."""
+    """Heads that ship with medusa-chat."""
 
     name: str
     folder: Path
@@ -38,10 +35,10 @@ class ShippedHeads:
 def shipped_heads(
     name: str, config: Mapping[str, Any], place: Path | None = None
 ) -> ShippedHeads | None:
-    """The heads for a backbone that was named without any, None where none fit.
+    """The shipped heads that fit a backbone without heads of its own; None where none fit.
 
-    name: as it was given: a Hub id, a folder, a GGUF file. config: the backbone's; place: its
-    folder or GGUF file, where that is on this disk. Raises ModelError for heads that are broken.
+    name: as given: a Hub id, a folder, a GGUF file. config: the backbone's; place: its folder or
+    GGUF file, if it is on this disk. Raises ModelError for broken heads.
     """
     for preset in _shipping():
         folder = shipped_folder(preset.id)
@@ -52,7 +49,7 @@ def shipped_heads(
         heads = survey(LocalFolder(folder)).heads
         if heads is not None:
             note = (
-                f"the heads that come with medusa-chat ({preset.id}) are used: the name and the "
+                f"using the heads that ship with medusa-chat ({preset.id}): the model's name and "
                 f"shapes are those of {preset.base}"
             )
             return ShippedHeads(preset.id, folder, heads, note)
@@ -60,27 +57,27 @@ def shipped_heads(
 
 
 def are_shipped(folder: Path) -> bool:
-    """Whether heads that lie in this folder came with medusa-chat, for a base on the Hub."""
+    """Whether the heads in this folder ship with medusa-chat, for a base on the Hub."""
     return any(shipped_folder(preset.id) == folder for preset in _shipping())
 
 
 def is_of(preset: ModelPreset, name: str) -> bool:
-    """Whether a repo, a folder or a GGUF file is called as the base of these heads, and at most
-    adds how its weights are stored."""
+    """Whether a repo, folder or GGUF file has the name of these heads' base, with at most a suffix
+    on how its weights are stored."""
     model = re.escape((preset.base or "").rpartition("/")[2])
     last = re.split(r"[/\\]", name.removesuffix("/"))[-1]
     return re.fullmatch(f"{model}{STORED}", last, re.IGNORECASE) is not None
 
 
 def local_backbone(preset: ModelPreset) -> str | None:
-    """A GGUF file of its base that another program keeps on this disk; no file is opened."""
+    """A GGUF file of its base in another program's folder; no file is opened."""
     return next((file.path for file in local_files() if is_of(preset, file.path)), None)
 
 
 @contextmanager
 def explaining_backbone(preset: ModelPreset | None) -> Iterator[None]:
-    """Say what to do where the backbone of heads that ship is out of reach. preset: of a
-    checkpoint."""
+    """Add a remedy to the error where the backbone of shipped heads cannot be reached. preset: the
+    checkpoint's."""
     try:
         yield
     except hub.HubError as error:
@@ -105,8 +102,8 @@ def _has_shape(config: Mapping[str, Any], preset: ModelPreset) -> bool:
 
 
 def _names(name: str, place: Path | None) -> Iterator[str]:
-    """What a backbone is called: as it was given, by its place (a file that was found in a folder
-    by that too), by its repo where that is in the Hub's cache."""
+    """The names of a backbone: as given, of its folder or file (also the folder of a GGUF file that
+    was found in it), and of its repo if it is in the Hub's cache."""
     yield name
     if place is not None:
         where = place.absolute()

@@ -1,12 +1,13 @@
-"""Tree check: a backbone's tree steps against its plain steps, and these against transformers.
+"""Tree check: compares a backbone's tree steps with its plain steps, and those with transformers.
 
-The first comparison finds wrong masks and positions. Both sides are ours and round alike, so it is
-sharp in 16 bits too, where transformers' eager attention is itself far off (Qwen2's large key
-biases make scores of hundreds, of which bf16 keeps eight bits). The second, with eager attention in
-fp32, finds a wrong scale, norm or rotation; its result is kept, by the model's files, its precision
-and what decodes it here, so that no load pays for it twice. The weights of its reference are those
-that the loaded model holds, of 16, 8 or 4 bits, and those of one module at a time are widened to
-fp32: the whole model in fp32 would not fit beside itself.
+The first comparison catches wrong masks and positions. Both sides are our code and round alike, so
+it is sharp in 16 bits too, where transformers' eager attention is itself far off (Qwen2's large key
+biases give scores in the hundreds, of which bf16 keeps eight bits). The second, against eager
+attention in fp32, catches a wrong scale, norm or rotation. Its result is cached under the model's
+files, precision and step backend, so each model pays for it once. Its reference uses the weights
+that the loaded model holds, in 16, 8 or 4 bits, and widens one module at a time to fp32: a second
+copy of the whole model in fp32 would not fit in memory. Our linears round their input, and so does
+the reference.
 """
 
 import json
@@ -40,49 +41,50 @@ from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ModelError
 
 TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
-# the most that may be due to rounding, of the largest logit. Measured in 16 bits on four models of
-# 135M to 1.5B: 0.013 between our own steps where rows round unlike, 0.07 or more where a sibling is
-# seen or a position is off by one; 0.04 from fp32, 0.2 or more where a norm is 10 % off
-WHOLE = 1e-3  # in fp32
-HALF, HALF_FROM_FP32 = 0.05, 0.1
-SOME = 2**20  # numbers of a linear's weight that are widened together, a few MB of fp32
-FOLDER = "checks"  # of the cache
+# The largest difference that rounding explains, as a share of the largest logit. Measured in 16
+# bits on four models of 135M to 1.5B: 0.013 between our own steps where rows round differently,
+# 0.07 or more where a node sees its sibling or a position is off by one; 0.04 from fp32, and 0.2 or
+# more where a norm is off by 10 %.
+FP32_LIMIT = 1e-3
+HALF_LIMIT, HALF_LIMIT_FROM_FP32 = 0.05, 0.1
+WIDENED_AT_ONCE = 2**20  # numbers of a linear's weight, a few MB in fp32
+FOLDER = "checks"  # in the cache
 PACKAGES = ("torch", "transformers")
 
 
-def check_load(found: Checkpoint, precision: str, backend: StepBackend) -> list[str]:
-    """What two checks found, in a sentence each: of a tree step at every load, of plain steps once
-    for a model on this device. Raises ModelError."""
+def check_load(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> list[str]:
+    """The results of both checks, a sentence each. Tree steps are checked at every load, plain
+    steps once for each model and device. Raises ModelError."""
     backbone = backend.backbone
     difference = check_tree_step(backbone)
-    agrees = "a tree step gives plain steps' logits to the bit"
+    agrees = "tree steps give the logits of plain steps bit for bit"
     if difference > 0:
-        agrees = f"a tree step agrees with plain steps (logits within {difference:.1g})"
+        agrees = f"tree steps agree with plain steps (logits within {difference:.1g})"
         if backbone.dtype != torch.float32:
-            agrees += ", and texts can part at near ties"
+            agrees += "; texts can still differ at near ties"
     notes = [f"attention {backbone.implementation}; {agrees}"]
     if not can_be_widened(backbone):
         return [
             *notes,
-            "plain steps are not compared with eager attention: some layers are on disk",
+            "plain steps were not compared with eager attention: some layers are on disk",
         ]
-    file = _known_file(found, precision, backend)
+    file = _known_file(checkpoint, precision, backend)
     known = _read_known(file)
     if known is None:
         known = check_plain_steps(backbone)
-        notes += filter(None, [_keep_known(file, known)])
+        notes += filter(None, [_write_known(file, known)])
     return [*notes, f"plain steps agree with eager attention in fp32 (logits within {known:.1g})"]
 
 
 @torch.no_grad()
 def check_tree_step(backbone: Backbone) -> float:
-    """Compare the rows of a tree step with plain steps over its paths -> the largest difference of
-    their logits over the largest logit. Raises ModelError where it is more than rounding, in C
-    where it is any."""
-    with _whole_activations(backbone.model), refused(backbone.config, "a tree step fails"):
+    """Compare each row of a tree step with plain steps along its path -> the largest difference of
+    their logits, as a share of the largest logit. Raises ModelError where rounding does not explain
+    it; the C pass must have no difference at all."""
+    with _unrounded_activations(backbone.model), refused(backbone.config, "a tree step fails"):
         worst = _tree_difference(backbone)
     is_native = isinstance(backbone.decoder, NativeDecoder)
-    limit = _limit(backbone, HALF_FROM_FP32 if backbone.has_experts else HALF)
+    limit = _limit(backbone, HALF_LIMIT_FROM_FP32 if backbone.has_experts else HALF_LIMIT)
     limit = 0.0 if is_native else limit
     if not worst <= limit:
         raise _refusal(backbone, "a tree step differs from plain steps", worst, limit)
@@ -91,22 +93,24 @@ def check_tree_step(backbone: Backbone) -> float:
 
 @torch.no_grad()
 def check_plain_steps(backbone: Backbone) -> float:
-    """Compare plain steps with the model's own code and eager attention in fp32, its weights as
-    they are held -> the largest difference of their logits over the largest logit. Raises
-    ModelError where it is more than rounding. All weights must be in memory (can_be_widened)."""
+    """Compare plain steps with transformers' code and eager attention in fp32, on the weights that
+    are loaded -> the largest difference of their logits, as a share of the largest logit. Raises
+    ModelError where rounding does not explain it. All weights must be in memory (can_be_widened).
+    """
     text, nodes = _tokens(backbone)
     path = [nodes[node] for node in max(TREE.paths, key=len)]
-    with _whole_activations(backbone.model), refused(backbone.config, "a plain step fails"):
+    with _unrounded_activations(backbone.model), refused(backbone.config, "a plain step fails"):
         backbone.cache.crop(0)
         backbone.run_chunk(_ids(backbone, text))
         rows = list(_plain_rows(backbone, path))
         backbone.cache.crop(0)
     reference = reference_logits(backbone, _ids(backbone, text + path))[len(text) :]
     reference = reference.to(backbone.device)
-    found = [share(row[0], own) for row, own in zip(rows, reference, strict=True)]
-    # near a tie a row goes through another expert and is another one: half of the rows count then
-    worst = float(torch.tensor(found).median()) if backbone.has_experts else largest(found)
-    limit = _limit(backbone, HALF_FROM_FP32)
+    differences = [share(row[0], own) for row, own in zip(rows, reference, strict=True)]
+    worst = largest(differences)
+    if backbone.has_experts:  # near a tie a row is routed to another expert: take the median
+        worst = float(torch.tensor(differences).median())
+    limit = _limit(backbone, HALF_LIMIT_FROM_FP32)
     if not worst <= limit:
         what = "a plain step differs from transformers' eager attention in fp32"
         raise _refusal(backbone, what, worst, limit)
@@ -119,11 +123,11 @@ def check_steps(backbone: Backbone) -> float:
 
 
 def _limit(backbone: Backbone, half: float) -> float:
-    return WHOLE if backbone.dtype == torch.float32 else half
+    return FP32_LIMIT if backbone.dtype == torch.float32 else half
 
 
 def _refusal(backbone: Backbone, what: str, worst: float, limit: float) -> ModelError:
-    """What was compared, how far apart it was, and how to go on."""
+    """The error: what was compared, by how much it differs, and what to try."""
     ways = [] if backbone.dtype == torch.float32 else ["--precision fp32"]
     if isinstance(backbone.decoder, NativeDecoder):
         ways.append("MEDUSA_CHAT_NATIVE=0, which is slower")
@@ -136,7 +140,7 @@ def _refusal(backbone: Backbone, what: str, worst: float, limit: float) -> Model
 
 
 def _tokens(backbone: Backbone) -> tuple[list[int], list[int]]:
-    """A text, and tokens for the nodes of TREE behind it."""
+    """A text, and tokens for the nodes of TREE after it."""
     size = backbone.vocabulary
     text = [(7 * i + 3) % size for i in range(min(8, backbone.context - 4))]
     return text, [(11 * i + 5) % size for i in range(len(TREE))]
@@ -147,7 +151,7 @@ def _ids(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
 
 
 def _plain_rows(backbone: Backbone, tokens: Sequence[int]) -> Iterator[Tensor]:
-    """The logits [1, V] of a plain step over each token, which the cache then holds."""
+    """The logits [1, V] of a plain step for each token; the cache keeps the tokens."""
     root = TreeTensors.of(ROOT, backbone.device)
     for token in tokens:
         yield backbone.lm_head(backbone.run_tree(_ids(backbone, [token]), root))
@@ -160,25 +164,25 @@ def _tree_difference(backbone: Backbone) -> float:
     backbone.cache.crop(0)
     backbone.run_chunk(_ids(backbone, text))
     rows = backbone.lm_head(backbone.run_tree(_ids(backbone, nodes), tensors))
-    found, before = [], list[int]()
+    differences, before = [], list[int]()
     for leaf in TREE.leaves:
         path = list(TREE.paths[leaf])
         known = common_prefix(before, path)
         backbone.cache.crop(len(text) + known)
         plain = _plain_rows(backbone, [nodes[node] for node in path[known:]])
-        found += [share(rows[n], row[0]) for n, row in zip(path[known:], plain, strict=True)]
+        differences += [share(rows[n], row[0]) for n, row in zip(path[known:], plain, strict=True)]
         before = path
     backbone.cache.crop(0)
-    return largest(found)
+    return largest(differences)
 
 
 @contextmanager
-def _whole_activations(model: Any) -> Iterator[None]:
-    """Linears of bitsandbytes' int8 multiply by the weights they hold and round no activations,
-    which of two equal rows in other company gives other results: a column of the input in which
-    any row is large is multiplied in 16 bits, for all rows."""
-    found = [module for module in model.modules() if type(module).__name__ == "Linear8bitLt"]
-    hooks = [linear.register_forward_hook(_whole_product) for linear in found]
+def _unrounded_activations(model: Any) -> Iterator[None]:
+    """Let bitsandbytes' int8 linears multiply without rounding the activations. Its rounding makes
+    a row depend on the other rows: an input column with a large value in any row is multiplied in
+    16 bits for all rows."""
+    linears = [module for module in model.modules() if type(module).__name__ == "Linear8bitLt"]
+    hooks = [linear.register_forward_hook(_unrounded_product) for linear in linears]
     try:
         yield
     finally:
@@ -186,21 +190,21 @@ def _whole_activations(model: Any) -> Iterator[None]:
             hook.remove()
 
 
-def _whole_product(linear: Any, inputs: tuple[Tensor, ...], rounded: Tensor) -> Tensor:
+def _unrounded_product(linear: Any, inputs: tuple[Tensor, ...], rounded: Tensor) -> Tensor:
     scales = linear.state.SCB[:, None] / 127
     weight = (linear.state.CB * scales).to(rounded.dtype)
     return nn.functional.linear(inputs[0], weight, linear.bias)
 
 
 def can_be_widened(backbone: Backbone) -> bool:
-    """Whether all weights are in memory: those on the disk come module by module, as they are."""
+    """Whether all weights are in memory; accelerate reads those on disk module by module."""
     return not any(parameter.is_meta for parameter in backbone.model.parameters())
 
 
 @torch.no_grad()
 def reference_logits(backbone: Backbone, tokens: Tensor) -> Tensor:
-    """The model's own logits float32 [t, V] of a causal pass over tokens int64 [t]. Raises
-    ModelError for a family whose code fails in it."""
+    """transformers' logits float32 [t, V] of a causal pass over tokens int64 [t], in fp32. Raises
+    ModelError where the family's code fails."""
     model = backbone.model
     with ExitStack() as stack:
         stack.enter_context(refused(backbone.config, "its pass in fp32 fails"))
@@ -214,7 +218,7 @@ def reference_logits(backbone: Backbone, tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _widened(module: nn.Module) -> Iterator[None]:
-    """Let a module compute in fp32 with what weights it holds itself."""
+    """Let a module compute in fp32 with the weights that it holds."""
     forward, own = module.forward, module.__dict__.get("forward")  # accelerate's, where it has one
     if isinstance(module, nn.Linear | NativeLinear | PackedLinear | Int8Linear | Nf4Linear):
         module.forward = _Widened(module)
@@ -245,8 +249,8 @@ def _widened(module: nn.Module) -> Iterator[None]:
 
 
 class _Widened:
-    """A linear of any kind, [..., K] -> float32 [..., N]. The last product is kept: the parts of a
-    merged linear (Outputs) ask for it one after the other."""
+    """A linear of any kind, [..., K] -> float32 [..., N]. The last product is cached: the parts of
+    a merged linear (Outputs) each ask for it."""
 
     def __init__(self, linear: Any) -> None:
         self._linear = linear
@@ -259,52 +263,54 @@ class _Widened:
 
     def _product(self, x: Tensor) -> Tensor:
         linear = self._linear
+        if isinstance(linear, NativeLinear):
+            x = linear.rounded(x.float())
         parts = [F.linear(x.to(w.device, torch.float32), w) for w in _weights(linear)]
-        found = torch.cat(parts, -1)
-        return found if linear.bias is None else found + linear.bias.float()
+        outputs = torch.cat(parts, -1)
+        return outputs if linear.bias is None else outputs + linear.bias.float()
 
 
 def _weights(linear: Any) -> Iterator[Tensor]:
-    """The weight that a linear multiplies, some outputs at a time: float32 [n, K]."""
+    """The weight of a linear in blocks of outputs: float32 [n, K]."""
     if isinstance(linear, NativeLinear):
         yield from linear.weight_parts()
     elif isinstance(linear, Int8Linear):
-        yield from _of_bytes(linear.codes, linear.scales)
+        yield from _int8_weight(linear.codes, linear.scales)
     elif isinstance(linear, Nf4Linear):
-        yield _of_4_bits(linear.stock)
+        yield _nf4_weight(linear.stock)
     elif is_linear4(linear):
-        yield _of_4_bits(linear)
+        yield _nf4_weight(linear)
     elif type(linear).__name__ == "Linear8bitLt":
         held = linear.weight if linear.weight.SCB is not None else linear.state
         codes = held.CB if held.CB is not None else linear.weight.data
-        yield from _of_bytes(codes, held.SCB)
+        yield from _int8_weight(codes, held.SCB)
     else:
-        for rows in linear.weight.split(max(1, SOME // linear.weight.shape[1])):
+        for rows in linear.weight.split(max(1, WIDENED_AT_ONCE // linear.weight.shape[1])):
             yield rows.float()
 
 
-def _of_bytes(codes: Tensor, scales: Tensor) -> Iterator[Tensor]:
+def _int8_weight(codes: Tensor, scales: Tensor) -> Iterator[Tensor]:
     """Weights that bitsandbytes rounded to 8 bits."""
-    rows = max(1, SOME // codes.shape[1])
+    rows = max(1, WIDENED_AT_ONCE // codes.shape[1])
     for some, scale in zip(codes.split(rows), scales.split(rows), strict=True):
         yield some * (scale.float()[:, None] / 127)
 
 
-def _of_4_bits(linear: Any) -> Tensor:
+def _nf4_weight(linear: Any) -> Tensor:
     """Weights that bitsandbytes rounded to 4 bits, as it decodes them."""
     from bitsandbytes.functional import dequantize_4bit
 
     state = linear.weight.quant_state
     if getattr(state, "packing_format_for_cpu", False):
-        return _of_cpu_layout(linear.weight.data, state)
-    found: Tensor = dequantize_4bit(linear.weight.data, state)
-    return found.float()
+        return _nf4_weight_of_cpu_layout(linear.weight.data, state)
+    weight: Tensor = dequantize_4bit(linear.weight.data, state)
+    return weight.float()
 
 
-def _of_cpu_layout(packed: Tensor, state: Any) -> Tensor:
-    """The same of what bitsandbytes laid out for bf16 vectors of a CPU: of 32 outputs two inputs
-    side by side, the first half of these numbers in the low bits of 32 bytes. Its own way back
-    rounds the scales anew."""
+def _nf4_weight_of_cpu_layout(packed: Tensor, state: Any) -> Tensor:
+    """The same for bitsandbytes' layout for CPUs with bf16 vectors: two inputs of 32 outputs side
+    by side, the first half of these numbers in the low bits of 32 bytes. Its own conversion back
+    would round the scales again."""
     outs, ins = state.shape
     bytes_of = packed.view(torch.uint8).view(-1, 32)
     numbers = torch.cat([bytes_of & 15, bytes_of >> 4], 1).view(-1, ins // 2, 32, 2)
@@ -312,12 +318,12 @@ def _of_cpu_layout(packed: Tensor, state: Any) -> Tensor:
     return codes.float() * state.absmax.float().t().repeat_interleave(state.blocksize, 1)
 
 
-def _known_file(found: Checkpoint, precision: str, backend: StepBackend) -> Path:
-    """The file of this model's check; it need not exist."""
+def _known_file(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> Path:
+    """The file that caches this model's check; it may not exist."""
     backbone = backend.backbone
-    files = [found.backbone / name for name in ("config.json", *found.weights.files)]
-    if found.adapter is not None:
-        files += [found.adapter, found.adapter.with_name(CONFIG)]
+    files = [checkpoint.backbone / name for name in ("config.json", *checkpoint.weights.files)]
+    if checkpoint.adapter is not None:
+        files += [checkpoint.adapter, checkpoint.adapter.with_name(CONFIG)]
     facts = [
         *(__version__, *map(metadata.version, PACKAGES)),
         *(precision, str(backbone.dtype), describe_device(backbone.device)),
@@ -327,7 +333,7 @@ def _known_file(found: Checkpoint, precision: str, backend: StepBackend) -> Path
 
 
 def _read_known(file: Path) -> float | None:
-    """The difference that was found before; None where nothing is known."""
+    """The cached difference; None where there is none."""
     try:
         value = json.loads(file.read_text("utf-8"))["difference"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -335,10 +341,13 @@ def _read_known(file: Path) -> float | None:
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
-def _keep_known(file: Path, difference: float) -> str:
-    """Keep a difference; why that cannot be done, in a sentence, or nothing."""
+def _write_known(file: Path, difference: float) -> str:
+    """Cache a difference; returns a sentence on why that failed, or an empty string."""
     try:
         paths.write_text(file, json.dumps({"difference": difference}))
     except OSError as error:
-        return f"the check of this model is made at each load: {file.parent}: {error.strerror}"
+        return (
+            f"this model is checked again at each load: the result cannot be written to "
+            f"{file.parent} ({error.strerror})"
+        )
     return ""

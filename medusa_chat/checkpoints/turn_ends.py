@@ -1,4 +1,4 @@
-"""The tokens that end an assistant's turn, by the checkpoint's files and its chat template."""
+"""Turn ends: the tokens that end an assistant's turn, from the checkpoint's files and template."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,16 +7,21 @@ from medusa_chat.checkpoints.chat_template import renderer
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
 
-# digits, for a template may change the case of what is said
+# digits: templates may change letters' case
 ASKED, THOUGHT, SAID, FOLLOWING = "70416093", "38150264", "92643718", "51873940"
-THOUGHTS = ("thinking", "reasoning_content", "reasoning")  # fields of what was thought before
+THOUGHTS = (  # keys under which templates read reasoning
+    "thinking",
+    "reasoning_content",
+    "reasoning",
+)
 USER, ANSWER = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a turn: those of the generation config, the config (where it says more than
-    its class has by default) and the tokenizer, and what the chat template writes behind an answer;
-    without what it writes inside one, as gpt-oss ends a channel of one."""
+    """The ids that end a turn: those of the generation config, of the config (unless they are just
+    its class's default) and of the tokenizer, and the token that the chat template writes after an
+    answer; without tokens that it writes inside an answer, such as the ends of gpt-oss' channels.
+    """
     config = model.config.get_text_config()
     told = [one.eos_token_id for one in (model.generation_config, tokenizer)]
     told += [_own_ends(one) for one in (model.config, config)]
@@ -28,19 +33,19 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _own_ends(config: Any) -> object:
-    """The end tokens of a config; None for the default of its class, which may be an accident."""
+    """The end tokens of a config; None where they are its class's default and may be unintended."""
     ids = getattr(config, "eos_token_id", None)
     return None if ids == getattr(type(config), "eos_token_id", None) else ids
 
 
 def _listed(ids: object) -> list[int]:
-    found = ids if isinstance(ids, list | tuple) else [ids]
-    return [token for token in found if isinstance(token, int)]
+    listed = ids if isinstance(ids, list | tuple) else [ids]
+    return [token for token in listed if isinstance(token, int)]
 
 
 def _of_template(tokenizer: Any) -> tuple[set[int], set[int]]:
-    """(ends, inside): the added tokens that the template writes behind an assistant's turn and,
-    between where the answer begins and what is said, inside one."""
+    """(ends, inside): the added tokens that the template writes after an assistant's turn, and
+    those inside it, between the start of the answer and its text."""
     thought = {**ANSWER, **dict.fromkeys(THOUGHTS, THOUGHT)}
     text = _rendered(tokenizer, [USER, thought]) or _rendered(tokenizer, [USER, ANSWER])
     before, said, behind = text.rpartition(SAID)
@@ -52,7 +57,7 @@ def _of_template(tokenizer: Any) -> tuple[set[int], set[int]]:
         start = before.rfind(THOUGHT) if THOUGHT in before else len(before)
     inside = set(_added(tokenizer, before[start:]))
     ends = list(_added(tokenizer, behind))
-    if not ends:  # the next turn's beginning ends this one, as in GLM
+    if not ends:  # the start of the next turn ends this one, as in GLM
         text = _rendered(tokenizer, [USER, ANSWER, {"role": "user", "content": FOLLOWING}])
         ends = list(_added(tokenizer, text.partition(SAID)[2].partition(FOLLOWING)[0]))
     return set(ends[:1]), inside - set(ends[:1])

@@ -1,8 +1,9 @@
-"""Export for vLLM: a folder with the heads that it reads, and the command that serves them.
+"""Export for vLLM: a folder with the heads in vLLM's format, and the command that serves them.
 
-vLLM 0.32 drafts a chain: the first choice of each head. Its heads are residual layers, each a
-square linear and SiLU, and either one LM head for all, which may hold some tokens only (named by a
-token map), or one for each, over the whole vocabulary (its `model_executor/models/medusa.py`).
+vLLM 0.32 drafts a chain: the top token of each head. Its heads are residual layers, each a square
+linear and SiLU, followed either by one LM head shared by all heads, which may cover part of the
+vocabulary (listed in a token map), or by an LM head each, over the whole vocabulary
+(vLLM's `model_executor/models/medusa.py`).
 """
 
 import json
@@ -37,15 +38,15 @@ from medusa_chat.errors import MedusaChatError, ModelError, UsageError, first_li
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
-BACKBONE = "backbone"  # the folder below, where the backbone is written too
-SETTINGS = (".json", ".jinja", ".model", ".txt")  # endings of what stands beside the weights
+BACKBONE = "backbone"  # the subfolder for the backbone, where that is written too
+SETTINGS = (".json", ".jinja", ".model", ".txt")  # suffixes of the files beside the weights
 INDEX = ".index.json"
 
 
 @dataclass(frozen=True)
 class VllmExport:
-    """What was written. backbone: what vLLM is to serve, a Hub id or a folder. tokens, of
-    vocabulary: that a draft is taken from. notes: what to know of it, a sentence each."""
+    """What was written. backbone: the model to serve with vLLM, a Hub id or a folder. tokens: how
+    many tokens of the vocabulary can be drafted. notes: what to know about it, a sentence each."""
 
     folder: Path
     bytes: int
@@ -57,9 +58,9 @@ class VllmExport:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of vLLM. It makes as many heads as it shall draft tokens: it leaves out what is
-        more in the file, and what is not in it would be random. Its check that all weights were in
-        the files takes a token map for one that was not, so it is switched off there."""
+        """Options for vLLM. It creates as many heads as tokens to draft: more heads in the file are
+        ignored, and missing ones would be random. Its check that every weight was loaded fails on a
+        token map, so it is switched off there."""
         drafts = {
             "method": "medusa",
             "model": str(self.folder),
@@ -72,7 +73,7 @@ class VllmExport:
 
     @property
     def command(self) -> list[str]:
-        """The words that serve it."""
+        """The command that serves it, word by word."""
         words = ["vllm", "serve", self.backbone]
         for name, value in self.options.items():
             words += [f"--{name.replace('_', '-')}", json.dumps(value)]
@@ -81,7 +82,7 @@ class VllmExport:
 
 @dataclass(frozen=True)
 class VllmHeads:
-    """tensors and config as vLLM names them. tokens: how many a draft is taken from."""
+    """tensors and config under vLLM's names. tokens: how many can be drafted."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -95,10 +96,11 @@ class VllmHeads:
         shortlist: Sequence[int],
         vocabulary: int,
     ) -> "VllmHeads":
-        """Express heads on the CPU, their weights [layers, K, d, d], for a backbone of so many
-        tokens; they are changed and of no other use afterwards. lm_head: the backbone's, for heads
-        that share it. shortlist: tokens to draft from, empty for all; one LM head for each head is
-        written whole. Raises ModelError, by name, for what vLLM has no place for."""
+        """Convert heads on the CPU, with weights [layers, K, d, d], for a backbone with this
+        vocabulary size. The heads are changed and must not be used afterwards. lm_head: the
+        backbone's, for heads that share it. shortlist: the tokens to draft, empty for all; it is
+        ignored where each head has an LM head of its own. Raises ModelError that names the tensor
+        which vLLM has no place for."""
         tensors = vllm_names(tensors_of(heads))
         own = [name for name in tensors if name.startswith("lm_heads.")]
         is_one = heads.lm_weight is None or len(heads.lm_weight) == 1
@@ -120,68 +122,68 @@ class VllmHeads:
 def export_vllm(
     request: LoadRequest, output: Path
 ) -> Iterator[tuple[LoadPhase, VllmExport | None]]:
-    """Write the heads of a checkpoint as vLLM reads them, phase by phase (messages.LoadPhase); the
-    last is "ready" with what was written. A GGUF file is converted to bf16 first.
+    """Write the heads of a checkpoint in vLLM's format, phase by phase (messages.LoadPhase); the
+    last phase is "ready", with what was written. A GGUF file is converted to bf16 first.
 
-    Raises UsageError where `output` exists, ModelError for heads that vLLM cannot express,
-    MedusaChatError where they cannot be written; no partial folder stays."""
+    Raises UsageError where `output` exists, ModelError for heads that vLLM cannot express, and
+    MedusaChatError where they cannot be written; no partial folder is left behind."""
     output = output.expanduser().absolute()
     if output.exists():
         raise _exists(output)
     yield LoadPhase("resolve"), None
-    found = yield from fetch(request)
-    _refuse(found)
-    found = yield from converted(found, "bf16")
+    checkpoint = yield from fetch(request)
+    _refuse(checkpoint)
+    checkpoint = yield from converted(checkpoint, "bf16")
     yield LoadPhase("read"), None
-    heads, notes = _read(found)
-    size = _write(output, found, heads)
-    yield LoadPhase("ready"), _described(output, size, found, heads, notes)
+    heads, notes = _read(checkpoint)
+    size = _write(output, checkpoint, heads)
+    yield LoadPhase("ready"), _described(output, size, checkpoint, heads, notes)
 
 
-def _refuse(found: Checkpoint) -> None:
-    if found.heads is None:
+def _refuse(checkpoint: Checkpoint) -> None:
+    if checkpoint.heads is None:
         raise ModelError(
-            f"{found.name} has no Medusa heads to export: give --checkpoint with heads, or train "
-            "some (medusa-chat train)"
+            f"{checkpoint.name} has no Medusa heads to export: give a --checkpoint with heads, or "
+            "train some (medusa-chat train)"
         )
-    if found.adapter is not None:
+    if checkpoint.adapter is not None:
         raise ModelError(
-            f"{found.name} cannot be exported: its heads belong to the backbone with the LoRA "
-            f"adapter {found.adapter.name}, which vLLM's Medusa method does not apply; merge the "
-            "adapter into the backbone, and give heads and merged backbone (--backbone)"
+            f"{checkpoint.name} cannot be exported: its heads belong to the backbone with the LoRA "
+            f"adapter {checkpoint.adapter.name}, which vLLM's Medusa method does not apply; merge "
+            "the adapter into the backbone, and give the heads with the merged --backbone"
         )
 
 
-def _read(found: Checkpoint) -> tuple[VllmHeads, list[str]]:
+def _read(checkpoint: Checkpoint) -> tuple[VllmHeads, list[str]]:
     """The heads in vLLM's terms, and notes."""
-    config = weights.config_of(found)
-    heads, notes = read_heads(found, config)
+    config = weights.config_of(checkpoint)
+    heads, notes = read_heads(checkpoint, config)
     assert heads is not None
     vocabulary = int(config.get_text_config().vocab_size)
-    lm_head = read_lm_head(found, config) if heads.is_shared else None
+    lm_head = read_lm_head(checkpoint, config) if heads.is_shared else None
     tokens: tuple[int, ...] = ()
-    if found.calibration is not None:
-        tokens, said = Calibration.read(found.calibration).usable_shortlist(vocabulary)
+    if checkpoint.calibration is not None:
+        tokens, said = Calibration.read(checkpoint.calibration).usable_shortlist(vocabulary)
         notes += said
     made = VllmHeads.of(heads, lm_head, tokens, vocabulary)
     if tokens and made.tokens == vocabulary:
-        notes.append("drafts are taken from all tokens: vLLM has no shortlist for several LM heads")
+        notes.append("all tokens can be drafted: vLLM has no shortlist for heads with own LM heads")
     return made, notes
 
 
-def _write(output: Path, found: Checkpoint, heads: VllmHeads) -> int:
-    """Write the folder whole or not at all; its bytes."""
+def _write(output: Path, checkpoint: Checkpoint, heads: VllmHeads) -> int:
+    """Write the whole folder or nothing -> its bytes."""
 
     def fill(folder: Path) -> None:
-        own = has_heads_beside(found)
-        base = BACKBONE if own else found.repo or str(found.source.resolve())
+        own = has_heads_beside(checkpoint)
+        base = BACKBONE if own else checkpoint.repo or str(checkpoint.source.resolve())
         config = {**heads.config, "base_model_name_or_path": base}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         save_file(dict(heads.tensors), folder / "model.safetensors")
-        if found.calibration is not None:
-            shutil.copyfile(found.calibration, folder / CALIBRATION_FILE)
+        if checkpoint.calibration is not None:
+            shutil.copyfile(checkpoint.calibration, folder / CALIBRATION_FILE)
         if own:
-            write_plain_backbone(folder / BACKBONE, found)
+            write_plain_backbone(folder / BACKBONE, checkpoint)
 
     try:
         return paths.write_folder(output, fill)
@@ -195,18 +197,18 @@ def _write(output: Path, found: Checkpoint, heads: VllmHeads) -> int:
 
 
 def _described(
-    output: Path, size: int, found: Checkpoint, heads: VllmHeads, notes: list[str]
+    output: Path, size: int, checkpoint: Checkpoint, heads: VllmHeads, notes: list[str]
 ) -> VllmExport:
-    served = str(found.backbone.resolve())
-    if has_heads_beside(found):
+    served = str(checkpoint.backbone.resolve())
+    if has_heads_beside(checkpoint):
         served = str(output / BACKBONE)
         notes.append(
-            f"{served} is the backbone without its heads: vLLM would take them for its weights"
+            f"{served} is the backbone without the heads, which vLLM would read as its own weights"
         )
-    elif found.original is not None:
-        notes.append(f"the backbone is {found.original.name} as it was converted to bf16 here")
-    elif found.repo is not None:
-        served = found.repo
+    elif checkpoint.original is not None:
+        notes.append(f"the backbone is {checkpoint.original.name}, converted to bf16 here")
+    elif checkpoint.repo is not None:
+        served = checkpoint.repo
     config = heads.config
     counts = config["num_heads"], heads.tokens, config["vocab_size"]
     return VllmExport(output, size, served, *counts, tuple(notes))
@@ -216,36 +218,38 @@ def _exists(output: Path) -> UsageError:
     return UsageError(f"{output} exists: give another DIR, or move it away")
 
 
-def has_heads_beside(found: Checkpoint) -> bool:
-    """Whether heads lie in the folder of their backbone, or in its weights."""
-    if found.heads is None:
+def has_heads_beside(checkpoint: Checkpoint) -> bool:
+    """Whether the heads are in their backbone's folder, or in its weight files."""
+    if checkpoint.heads is None:
         return False
-    return (found.folder / found.heads.files[0]).parent.resolve() == found.backbone.resolve()
+    heads_folder = (checkpoint.folder / checkpoint.heads.files[0]).parent
+    return heads_folder.resolve() == checkpoint.backbone.resolve()
 
 
-def write_plain_backbone(folder: Path, found: Checkpoint) -> None:
-    """Write the backbone of a checkpoint into a new folder: the settings as they are, the weights
-    as safetensors, file by file, without the tensors of the heads. Raises OSError and
+def write_plain_backbone(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the backbone of a checkpoint into a new folder: the settings files unchanged, and the
+    weights as safetensors, file by file, without the tensors of the heads. Raises OSError and
     SafetensorError."""
     folder.mkdir()
-    for file in sorted(found.backbone.iterdir()):
+    for file in sorted(checkpoint.backbone.iterdir()):
         is_setting = file.suffix in SETTINGS and not file.name.endswith(INDEX)
         if is_setting and file.is_file() and file.name != CALIBRATION_FILE:
             shutil.copyfile(file, folder / file.name)
     places: dict[str, str] = {}
-    for file in weight_files(found):
-        kept = _without_heads(folder / file.name, file, found)
+    for file in weight_files(checkpoint):
+        kept = _without_heads(folder / file.name, file, checkpoint)
         places |= dict.fromkeys(kept, file.name)
     if set(places.values()) != {"model.safetensors"}:
         index = {"metadata": {}, "weight_map": places}
         (folder / f"model.safetensors{INDEX}").write_text(json.dumps(index), "utf-8")
 
 
-def _without_heads(target: Path, file: Path, found: Checkpoint) -> list[str]:
-    """Write the file's tensors that are none of the heads; their names."""
-    assert found.heads is not None
-    heads = {name for _, name in found.heads.tensors.values()} if found.heads.is_whole else set()
-    tensors = {name: t for name, t in load_file(file).items() if name not in heads}
+def _without_heads(target: Path, file: Path, checkpoint: Checkpoint) -> list[str]:
+    """Write the tensors of a file except those of the heads -> their names."""
+    heads = checkpoint.heads
+    assert heads is not None
+    names = {name for _, name in heads.tensors.values()} if heads.is_whole else set()
+    tensors = {name: t for name, t in load_file(file).items() if name not in names}
     if tensors:
         save_file(tensors, target, {"format": "pt"})
     return list(tensors)
@@ -253,8 +257,8 @@ def _without_heads(target: Path, file: Path, found: Checkpoint) -> list[str]:
 
 def vllm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors under the names of `tensors_of` -> the same tensors, shapes and dtypes (layers
-    [d, d], biases [d], LM heads [R, d]), under vLLM's, without a token map. Raises ModelError for
-    one that its heads have no part for."""
+    [d, d], biases [d], LM heads [R, d]) under vLLM's names, without a token map. Raises ModelError
+    for a tensor that vLLM's heads do not have."""
     named = {}
     for name, tensor in tensors.items():
         if match := LAYER.match(name):
@@ -273,7 +277,7 @@ def vllm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _require_residual(name: str, tensor: Tensor) -> None:
-    """Its input is added to its output, so they are of one size."""
+    """Require a square layer: its input is added to its output."""
     if tensor.dim() == 2 and tensor.shape[0] != tensor.shape[1]:
         raise ModelError(_no_place(f"{name}, {tensor.shape[0]} x {tensor.shape[1]}"))
 
@@ -288,8 +292,8 @@ def _no_place(part: str) -> str:
 def _one_lm_head(
     heads: MedusaHeads, lm_head: LogitHead | None, shortlist: Sequence[int], vocabulary: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The LM head [R, d] of all heads, and the tokens int64 [R] of its rows; None: all in order.
-    vLLM takes a token map for less than all alone."""
+    """The LM head [R, d] shared by all heads, and the token of each row int64 [R]; None: all tokens
+    in order. vLLM accepts a token map only for a part of the vocabulary."""
     if lm_head is not None and getattr(lm_head.linear, "bias", None) is not None:
         raise ModelError(
             "heads that share an LM head with a bias cannot be exported: vLLM's Medusa heads have "

@@ -1,4 +1,4 @@
-"""Answer: what steps have brought so far, as tokens, text and figures, and why it ends."""
+"""Answer: the tokens, text and figures of an answer so far, and why it ended."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ BROKEN = (
     "the model produced invalid numbers (NaN or infinity): try --precision fp32, or check its "
     "weights"
 )
-FINE = 1e-6  # seconds: a clock of processor time that is coarser cannot time a step
+FINE = 1e-6  # seconds: a coarser clock of processor time cannot time a step
 
 
 class Answer:
-    """An answer as it grows. reason: why it has ended; None while it goes on.
+    """An answer while it is generated. reason: why it has ended; None while it continues.
 
-    eos: ids that end it, which are not emitted; limit: the most tokens, at which it ends for the
-    reason `at_limit`; stop: texts that end it with the token that completes one. texts: those of
-    tokens; None: events have no text, and none ends it. logprobs: see
-    Engine.generate; rows: reads logits for them. reader: of reasoning; None: all is text.
+    eos: ids that end it and are not emitted. limit: the most tokens, at which it ends for the
+    reason `at_limit`. stop: texts that end it at the token that completes one. texts: of tokens;
+    None: events have no text, and no text ends it. logprobs: see Engine.generate;
+    rows: reads the logits for them. reader: of reasoning; None: everything is text.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Answer:
         return self.limit - len(self.ids)
 
     def begin(self, result: StepResult, seconds: float) -> tuple[tuple[int, ...], Part]:
-        """The prompt was read in `seconds`; returns what is emitted of its first token."""
+        """Record that the prompt was read in `seconds` -> what is emitted of the first token."""
         self.prefill_seconds = seconds
         return self._add([result.next_token], result)
 
     def step(
         self, tokens: Sequence[int], result: StepResult, seconds: float, busy: float, why: str
     ) -> Step:
-        """The event of a step that brought `tokens`. busy: see Step; why: it drafted so many
+        """The event of a step that gave `tokens`. busy: see Step. why: the reason for its number of
         nodes."""
         fresh, part = self._add(tokens, result)
         count = len(fresh) + (self.reason == "eos")
@@ -88,7 +88,7 @@ class Answer:
         )
 
     def logprobs(self, tokens: Sequence[int], result: StepResult) -> tuple[TokenLogprob, ...]:
-        """Of the tokens that a step emitted, where the answer has any."""
+        """Log probabilities of the tokens that a step emitted; empty if they were not requested."""
         if self._alternatives is None or self._texts is None or result.logits is None:
             return ()
         name, given = self._texts.bytes_of, []
@@ -102,7 +102,7 @@ class Answer:
         return tuple(given)
 
     def finished(self) -> Finished:
-        """The last event. It has ended."""
+        """The last event, once the answer has ended."""
         assert self.reason is not None
         text = "" if self._stream is None else self._stream.tail()
         part = self._read(text).plus(self._reader.finish() if self._reader else Part())
@@ -114,7 +114,7 @@ class Answer:
         return Finished(self.reason, tuple(self.ids), *texts)
 
     def _add(self, tokens: Sequence[int], result: StepResult) -> tuple[tuple[int, ...], Part]:
-        """The tokens of a step that are emitted, up to what ends the answer, and their text."""
+        """The tokens of a step that are emitted, up to the end of the answer, and their text."""
         if not result.is_finite:
             self.reason = "error"
             return (), Part()
@@ -124,7 +124,7 @@ class Answer:
                 self.reason = "eos"
                 break
             fresh.append(token)
-            part = part.plus(self._told(token))
+            part = part.plus(self._part_of(token))
             if self._stream is not None and self._stream.is_stopped:
                 self.reason = "stop"
                 break
@@ -135,8 +135,8 @@ class Answer:
         self.part = self.part.plus(part)
         return tuple(fresh), part
 
-    def _told(self, token: int) -> Part:
-        """What a token adds. A marker of reasoning ends a stretch of text, which is whole then."""
+    def _part_of(self, token: int) -> Part:
+        """The text that a token adds. A reasoning marker ends a passage of text."""
         if self._stream is None:
             return Part()
         if self._reader is None or not self._reader.is_marker(token):
@@ -155,7 +155,7 @@ class Answer:
 
 
 def busy_clock(device: torch.device) -> Callable[[], float]:
-    """A clock without what other programs take of the processor: on a CPU this thread's own time,
-    where the system counts that finely enough. Windows counts it every 16 ms, whatever it says."""
+    """A clock that excludes other programs: on a CPU this thread's own processor time, if the
+    system measures it finely enough. Windows updates it every 16 ms, whatever it reports."""
     is_fine = sys.platform != "win32" and get_clock_info("thread_time").resolution <= FINE
     return thread_time if device.type == "cpu" and is_fine else perf_counter

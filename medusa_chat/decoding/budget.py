@@ -1,8 +1,8 @@
-"""Budget: how much each step drafts, so that drafts cost no more than they save. No torch.
+"""Budget: decides how much each step drafts, so that drafts save more than they cost. No torch.
 
-Everything is in plain steps: a cost of 1.3 is 1.3 times the time of a step without a draft. Costs
-are learnt from the steps of answers (StepTimes), expected tokens from the drafter's probabilities
-and what was accepted of them. Nothing is timed besides, and what was learnt goes with the model.
+The unit is a plain step: a cost of 1.3 is 1.3 times the time of a step without a draft. Costs are
+learnt from the steps of answers (StepTimes), expected tokens from the drafter's probabilities and
+how many were accepted. There are no extra timings, and what was learnt is lost with the model.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,19 +16,19 @@ from statistics import median
 from medusa_chat.decoding.events import Learnt
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # whose costs are learnt
-RECENT = 7  # steps whose median is the machine's present speed: few, for it changes
-PRIOR_STEPS = 3  # what the prior counts for, as if so many steps had shown it
-LEAST_WEIGHT = 1 / 24  # of one step in its size's cost, so that a changed machine is learnt anew
-JUMP = 0.5  # logarithm of what one step may be off: a single slow one proves little
-PLAIN_EVERY, MOST_EVERY = 8, 256  # steps without a plain one before one is taken: at first, at most
-CREDIT = 3.0  # plain steps that drafts may lose: with SHARE less than 3 % of 256 tokens
-SHARE = 0.015  # of plain decoding's time that drafts may cost besides, so that they are tried again
-GAIN_WEIGHT = 1 / 24  # of a step in what drafts bring: fewer steps are noise
-TRUST_WEIGHT = 1 / 64  # of a step in the correction of probabilities
-TRUST, TRUST_TOKENS = 0.85, 4.0  # the correction at first: drafters are too sure; as if of so many
+RECENT = 7  # steps whose median is the machine's current speed; few, since it changes
+PRIOR_STEPS = 3  # weight of the prior, in steps
+LEAST_WEIGHT = 1 / 24  # of one step in its size's cost, so that a changed machine is relearnt
+JUMP = 0.5  # largest correction from one step (a logarithm): one slow step proves little
+PLAIN_EVERY, MOST_EVERY = 8, 256  # drafted steps before a plain one is taken: at first, at most
+CREDIT = 3.0  # plain steps that drafts may lose; with SHARE less than 3 % of 256 tokens
+SHARE = 0.015  # of plain decoding's time that drafts may also cost, so that they are tried again
+GAIN_WEIGHT = 1 / 24  # of one step in the gain of drafts; fewer steps are noise
+TRUST_WEIGHT = 1 / 64  # of one step in the correction of probabilities
+TRUST, TRUST_TOKENS = 0.85, 4.0  # initial correction (drafters are overconfident), its weight
 MOST_TRUST = 1.5
-STAY = 1.03  # what another size of a recorded tree has to bring: each size is recorded anew
-# reasons for a step's nodes
+STAY = 1.03  # gain that justifies another size of a recorded tree: each size is recorded anew
+# reasons for a step's number of nodes
 WHOLE, PART, SOME, TRIAL = "all", "the most tokens a second", "what is left to spend", "trial"
 HEADS, TEXT = "the heads' probabilities", "what the text repeats"
 BOTH = "the heads' probabilities and what the text repeats"
@@ -39,15 +39,15 @@ TIMED = "off: a plain step, to know its time"
 class StepTimes:
     """The cost of a model's steps by their number of nodes, learnt from each step.
 
-    A step's time is the machine's present speed times the cost of the step's size. The speed is a
-    median over the latest steps of all sizes, so only steps that are close in time are compared,
-    and a busy moment or a growing text changes no cost. The cost is the prior's, corrected by a
-    running mean; sizes that were never used are corrected as their neighbours are.
+    A step's time is the machine's current speed times the cost of the step's size. The speed is the
+    median of the latest steps of all sizes, so only steps close in time are compared, and neither a
+    busy moment nor a longer text changes a cost. A cost is the prior's, corrected by a running
+    mean; sizes that were never used are corrected like their neighbours.
     """
 
     def __init__(self, prior: Sequence[float], draft: float = 0.0, skipped: int = 0) -> None:
-        """prior[n - 1]: cost of a step of n nodes, never falling, from 1. draft: of the heads. Both
-        in plain steps. skipped: first steps of a size that run slower than the later ones."""
+        """prior[n - 1]: cost of a step of n nodes, from 1 and never falling. draft: cost of the
+        heads. Both in plain steps. skipped: the first steps of a size, which run slower."""
         self.prior, self.draft, self._skipped = tuple(prior), draft, skipped
         self.count = self._drafts = self._plain_at = 0  # steps
         self._seen = [0] * len(SIZES)
@@ -56,7 +56,7 @@ class StepTimes:
         self._costs: tuple[float, ...] | None = self.prior
 
     def record(self, nodes: int, seconds: float, draft_seconds: float, is_by_heads: bool) -> None:
-        """Account for a step. seconds: of all but the draft."""
+        """Learn from a step. seconds: its time without the draft."""
         size = min(bisect_left(SIZES, nodes), len(SIZES) - 1)
         self.count += 1
         self._seen[size] += 1
@@ -75,17 +75,17 @@ class StepTimes:
             self._drafts += 1
             draft = min(draft_seconds / exp(speed + self._corrections[0]), 4 * self.draft + 0.1)
             self.draft += _weight(self._drafts) * (draft - self.draft)
-        if self.count < 16 or self.count % 4 == 0:  # a step hardly changes so large a table
+        if self.count < 16 or self.count % 4 == 0:  # one step hardly changes the table
             self._costs = None
 
     @property
     def plain_seconds(self) -> float:
-        """Of a plain step at present; 0 before any step."""
+        """The current time of a plain step; 0 before any step."""
         return exp(median(self._speeds) + self._corrections[0]) if self._speeds else 0.0
 
     @property
     def wants_plain(self) -> bool:
-        """Whether a plain step should be taken, to know its time."""
+        """Whether a plain step is due, to measure its time."""
         return self.count - self._plain_at >= min(PLAIN_EVERY * (1 + self._seen[0]), MOST_EVERY)
 
     def costs(self) -> tuple[float, ...]:
@@ -97,7 +97,7 @@ class StepTimes:
         return self._costs
 
     def _correct_unused(self) -> None:
-        """Correct the sizes without a step as those with one beside them."""
+        """Correct the sizes that had no step like their neighbours."""
         used = [i for i, seen in enumerate(self._seen) if seen > self._skipped]
         places = [log2(SIZES[i]) for i in used]
         values = [self._corrections[i] for i in used]
@@ -111,7 +111,7 @@ def _weight(seen: int) -> float:
 
 
 def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Linear interpolation; beyond the ends the value at the end."""
+    """Linear interpolation; constant beyond the ends."""
     right = bisect_left(places, at)
     if right in (0, len(places)):
         return values[min(right, len(places) - 1)]
@@ -121,10 +121,10 @@ def _between(places: Sequence[float], values: Sequence[float], at: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one step may draft: at most `nodes`, the root included, for a reason, which the step's
-    event says. To cut a draft by its probabilities: costs[m - 1], of a step of m nodes with its
-    draft; rate: tokens that a plain step's time has to bring; trust: factor on the drafter's
-    probabilities. by_heads, by_text: what drafts."""
+    """What one step may draft: at most `nodes` nodes including the root, and the reason, which the
+    step's event has. For cutting a draft by its probabilities: costs[m - 1] of a step of m nodes
+    with its draft; rate: tokens that the time of a plain step should give; trust: factor on the
+    drafter's probabilities. by_heads, by_text: the sources of the draft."""
 
     nodes: int
     reason: str
@@ -135,8 +135,8 @@ class Allowance:
     by_text: bool = False
 
     def cut(self, probabilities: Sequence[float]) -> int:
-        """How many of a draft's nodes to keep. probabilities: of the nodes but the root, falling;
-        without costs as many as are allowed."""
+        """How many of a draft's nodes to keep; without costs, as many as are allowed.
+        probabilities: of the nodes after the root, descending."""
         if not self.costs:
             return min(len(probabilities), self.nodes - 1)
         count, total, most = 0, 1.0, 1.0 - self.rate * self.costs[0]
@@ -151,34 +151,35 @@ class Allowance:
 class Budget:
     """Decides step by step for one drafter: `allow` before a draft, `Allowance.cut` after it.
 
-    The heads draft where that brings the most tokens a plain step: of drafts that are cut, by what
-    they brought lately over what they cost; of a fixed tree, by the accuracies of its nodes.
-    *Trust* is what was accepted over what the drafter's probabilities, or those accuracies,
-    promised; it scales both.
+    The heads draft if that gives the most tokens per plain step's time: for drafts that are cut,
+    judged by their recent tokens over their cost; for a fixed tree, by the accuracies of its nodes.
+    *Trust* is the number of accepted nodes over the number that the drafter's probabilities, or
+    those accuracies, promised; it scales both.
 
-    *Credit*, in plain steps, limits it: every step adds its tokens, plus SHARE of them, and
-    subtracts its cost. A size is used only where its worst case, no node accepted, leaves a credit
-    of 0 or more. So after any number of steps, whatever the text,
+    *Credit*, in plain steps, is the limit: every step adds its tokens, plus SHARE of them, and
+    subtracts its cost. A size is used only if its worst case, no node accepted, leaves a credit of
+    0 or more. So after any number of steps, whatever the text,
 
         cost of the steps <= (1 + SHARE) * cost of plain decoding + CREDIT
 
-    Where plain decoding looks best, drafts are still tried while the credit allows. What the text
-    repeats (continuation.py) is drafted alone or with the heads', whichever promises the most. Its
-    hit rates are measured without a draft: it needs no trial, and pays for none of the heads.
+    While plain decoding looks best, drafts are still tried as far as the credit allows. A
+    continuation from the text (continuation.py) is drafted alone or with the heads, whichever
+    promises more. Its hit rates are measured without drafting, so it needs no trials, and its gains
+    do not pay for trials of the heads.
     """
 
     def __init__(self, times: StepTimes) -> None:
         self.times = times
-        self.credit = self._trials = CREDIT  # trials: the same without what the text earned
+        self.credit = self._trials = CREDIT  # trials: the credit without the text's gains
         self._accepted, self._promised = TRUST * TRUST_TOKENS, TRUST_TOKENS
-        self._given = self._spent = 1.0  # a step that the heads draft alone: its tokens and cost
+        self._given = self._spent = 1.0  # running means of steps drafted by the heads alone
         self._is_by_heads = self._is_alone = True  # the step that was allowed last
         self._size = 1  # of a recorded tree, the last one
         self.begin((1.0,), False)
 
     def begin(self, expected: Sequence[float], is_cut: bool) -> None:
-        """For the next answer. expected[m - 1]: tokens a step with the first m nodes, on average.
-        is_cut: each draft is cut by its probabilities; else it has the first nodes."""
+        """Begin the next answer. expected[m - 1]: mean tokens per step with the first m nodes.
+        is_cut: each draft is cut by its probabilities; otherwise it has the first nodes."""
         self.expected, self.is_cut = tuple(expected), is_cut
         end = len(expected)
         between = [m for m in SIZES if 8 <= m < end and not is_cut]
@@ -186,7 +187,7 @@ class Budget:
         self._refresh()
 
     def allow(self, text: Sequence[float] = ()) -> Allowance:
-        """What the next step may draft. text: a continuation's probabilities, falling."""
+        """What the next step may draft. text: a continuation's probabilities, descending."""
         self._refresh()
         if self.times.wants_plain:
             self._is_by_heads = True
@@ -206,10 +207,10 @@ class Budget:
     def record(
         self, nodes: int, tokens: int, is_drafted: bool, guessed: int, said: float | None = None
     ) -> None:
-        """Account for the step that was allowed last: its nodes, and the tokens it gave, 1 where no
-        draft was accepted. is_drafted: whether there was a draft. guessed: the next token, and of
-        the others those that the heads had drafted. said: the sum of the heads' probabilities of
-        the nodes that were kept, where a draft was cut by them."""
+        """Record the step that was allowed last: its nodes, and its tokens (1 if no draft was
+        accepted). is_drafted: whether there was a draft. guessed: the tokens without those that
+        only the text proposed. said: the sum of the heads' probabilities of the kept nodes, if they
+        cut the draft."""
         costs = self._by_heads if self._is_by_heads else self._by_text
         spent = max(1.0, costs[min(nodes, len(costs)) - 1]) if is_drafted else 1.0
         earned, lost = (guessed, spent) if self._is_by_heads else (1, 1.0)
@@ -231,7 +232,7 @@ class Budget:
 
     @property
     def learnt(self) -> Learnt:
-        """What an answer's end shows of it."""
+        """What it has learnt, for the last event of an answer."""
         self._refresh()
         costs = self._by_text if self.expected == (1.0,) else self._by_heads
         nodes = tuple(n for n in SIZES if n <= min(64, len(costs)))
@@ -239,12 +240,12 @@ class Budget:
         return Learnt(self.times.plain_seconds, nodes, shown, self.times.count, self.trust)
 
     def _refresh(self) -> None:
-        """Take over what was learnt of the costs."""
+        """Read the current costs."""
         self._by_text = self.times.costs()
         self._by_heads = tuple(cost + self.times.draft for cost in self._by_text)
 
     def _rates(self) -> dict[int, float]:
-        """Tokens a plain step by the number of nodes; drafts that are cut count as the largest."""
+        """Number of nodes -> tokens per plain step's time; cut drafts count as the largest size."""
         rates = {1: 1.0}
         if self.is_cut and len(self.expected) > 1:
             rates[len(self.expected)] = self._given / self._spent
@@ -254,7 +255,7 @@ class Budget:
         return rates
 
     def _of_heads(self, best: int, rate: float) -> Allowance:
-        """What the heads may draft. best: the size with the most tokens a plain step, `rate`."""
+        """What the heads may draft. best: the size with the highest rate, `rate`."""
         if len(self._sizes) == 1:
             return Allowance(1, NO_PAY)
         credit = self.credit if best > 1 else min(self.credit, self._trials)
@@ -262,7 +263,7 @@ class Budget:
         if self.is_cut and affordable > 1:
             if best > 1:
                 return Allowance(affordable, HEADS, self._by_heads, rate, self.trust)
-            trust = max(self.trust, TRUST)  # what is never drafted would never be trusted again
+            trust = max(self.trust, TRUST)  # without drafts, trust would never recover
             return Allowance(affordable, TRIAL, self._by_heads, rate, trust)
         wanted = best if best > 1 else self._sizes[1]  # a trial: the text may be easier by now
         nodes = max(m for m in self._sizes if m <= min(wanted, affordable))
@@ -272,7 +273,7 @@ class Budget:
         return Allowance(nodes, TRIAL if best == 1 else SOME if nodes < wanted else chosen)
 
     def _with_text(self, heads: Allowance, text: Sequence[float], rate: float) -> Allowance:
-        """The best of the heads' draft, at `rate` tokens a plain step, the text's, and both."""
+        """The best of the heads' draft, which has the rate `rate`, the text's draft, and both."""
         nodes, tokens, alone = self._text_alone(text)
         if heads.nodes == 1:
             return alone or heads
@@ -283,13 +284,13 @@ class Budget:
         if alone is not None and alone.rate >= rate:
             return alone
         if text[0] < rate * (costs[1] - costs[0]):
-            return heads  # its first node would not bring the time that it takes
+            return heads  # the text's first node would not pay for its time
         reason = TRIAL if heads.reason == TRIAL else BOTH
         return replace(heads, reason=reason, rate=rate, by_text=True)
 
     def _text_alone(self, text: Sequence[float]) -> tuple[int, float, Allowance | None]:
-        """Of a continuation alone: how many nodes pay best, the tokens that they bring, and what
-        the step may draft; None where it would not pay."""
+        """For a continuation alone: (the number of nodes that pays best, their expected tokens,
+        what the step may draft; None if it would not pay)."""
         costs, affordable = self._by_text, bisect_right(self._by_text, 1.0 + self.credit)
         totals = list(accumulate(text, initial=1.0))
         values = [t / c for t, c in zip(totals[: max(affordable, 1)], costs, strict=False)]

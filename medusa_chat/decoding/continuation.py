@@ -1,20 +1,20 @@
-"""Continuation: what the text itself says comes next, and how often that was right. No torch."""
+"""Continuation: predicts the next tokens from repetitions in the text, with hit rates. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DEPTH = 15  # tokens of a guess: with the root the rows of one tile
+DEPTH = 15  # most tokens of a guess: with the root, the 16 rows of one tile
 MEMORY = 1 / 12  # weight of one token in a running hit rate
-LEAST = 0.05  # a token that is less probable is not guessed
-# hit rates by the number of tokens that match, before anything was measured; the last one: or more
+LEAST = 0.05  # the probability below which a token is not guessed
+# initial hit rates by the number of matching tokens; the last one also for longer matches
 PRIOR = (0.0, 0.1, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8)
-LONG = 4  # tokens of a match that is followed while it is right, and looked for before shorter ones
+LONG = 4  # length of a match that is preferred, and followed as long as it is right
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A continuation found in the text: its tokens, and the hit rate of each after the one before
-    it; reached: how probable each is with all before it, the products of the rates."""
+    """A continuation from the text. rates: the hit rate of each token given the one before it.
+    reached: the probability of each token with all before it, the products of the rates."""
 
     tokens: tuple[int, ...]
     rates: tuple[float, ...]
@@ -22,23 +22,23 @@ class Guess:
 
 
 class Continuation:
-    """Follows a match of the text's end with an earlier place of the text.
+    """Follows an earlier occurrence of the text's last tokens (a match).
 
-    A match of LONG tokens or more grows while the tokens that come are those after its place. Else
-    the next match is the latest place of the last LONG tokens, of the last two, or of the last one;
-    without one nothing is guessed. Every token of an answer tells whether the match was right,
-    drafted or not, so the hit rates by the match's length are measured without a draft. It takes a
-    few microseconds a token: a small model's step takes some hundred.
+    A match of LONG tokens or more is followed as long as its next tokens are right. Otherwise the
+    next match is the latest occurrence of the last LONG tokens, of the last two, or of the last
+    one; without a match nothing is guessed. Every token of an answer shows whether the match was
+    right, drafted or not, so hit rates by match length are measured without drafting. This takes a
+    few microseconds per token; a small model's step takes a few hundred.
     """
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._rates = list(PRIOR)
-        self._place = self._length = 0  # of the match: the place after it, and its tokens
+        self._place = self._length = 0  # the place after the match, and its number of tokens
         self._latest: dict[tuple[int, ...], int] = {}  # place after these one, two or LONG tokens
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Add the next tokens of the text, at first the prompt, whose hits are not counted."""
+        """Add the next tokens of the text, first the prompt, whose hits are not counted."""
         ids, is_answer = self._ids, bool(self._ids)
         for token in tokens:
             length = self._length
@@ -53,7 +53,7 @@ class Continuation:
                 self._place, self._length = place, self._matching(place) if place else 0
 
     def guess(self, depth: int) -> Guess | None:
-        """At most `depth` tokens, of which each is probable enough; None where none is."""
+        """At most `depth` tokens that are probable enough; None if there are none."""
         rates: list[float] = []
         reached: list[float] = []
         probability = 1.0
@@ -70,14 +70,12 @@ class Continuation:
         return Guess(tuple(tokens), tuple(rates), tuple(reached))
 
     def following(self, count: int) -> Sequence[int]:
-        """The next `count` tokens by the match, at most DEPTH; none without a match of which one is
-        probable enough."""
+        """The next `count` tokens of the match, at most DEPTH; none if improbable."""
         rate = self._rates[min(self._length, len(PRIOR) - 1)]
         return self._followed(min(count, DEPTH)) if rate >= LEAST else ()
 
     def _followed(self, count: int) -> Sequence[int]:
-        """What came after the match's place; one that overlaps the text's end goes on as the period
-        that it is."""
+        """The tokens after the match; one that overlaps the text's end is repeated periodically."""
         span = self._ids[self._place : self._place + count]
         return (span * -(-count // max(len(span), 1)))[:count]
 
@@ -92,8 +90,8 @@ class Continuation:
         return place
 
     def _matching(self, place: int) -> int:
-        """How many tokens before `place` are those at the end of the text, counted up to where the
-        rates end; one or more, since a token led there."""
+        """How many tokens before `place` equal the last tokens of the text, counted as far as the
+        rates distinguish; at least one."""
         ids, length, most = self._ids, 1, min(len(PRIOR) - 1, place)
         while length < most and ids[place - 1 - length] == ids[-1 - length]:
             length += 1

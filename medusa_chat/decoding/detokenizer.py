@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import Any
 
-STRAY = "\ufffd"  # shown for a byte that belongs to no character
+STRAY = "\ufffd"  # shown for an invalid byte
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a byte in vocabularies with byte fallback
 
 
@@ -14,10 +14,10 @@ class TextStream:
     """Token ids in, printable text out.
 
     Text once returned never changes. An incomplete character, and text that may begin a stop
-    string, is held back until it is complete or ruled out; bytes of no character become U+FFFD.
-    Nothing is returned from a stop string on. Otherwise the pieces and the tail are what the
-    tokenizer decodes, except where an invalid run of byte tokens begins with characters that were
-    already shown: those are kept.
+    string, is held back until it is complete or ruled out; invalid bytes become U+FFFD. Nothing is
+    returned from a stop string on. Otherwise the pieces and the tail are what the tokenizer
+    decodes, except that characters already shown are kept if the byte tokens after them turn out to
+    be invalid.
 
     >>> stream = TextStream(TokenTexts(tokenizer), stop=("###",))
     >>> text = "".join(stream.push(token) for token in ids) + stream.tail()
@@ -43,8 +43,8 @@ class TextStream:
         return self._before_stop(self._decoded([*pieces, piece] if data is None else pieces))
 
     def tail(self) -> str:
-        """The text held back, to be called after the last token of a passage; U+FFFD for an
-        incomplete character. A token pushed later begins another passage."""
+        """The text held back at the end of a passage, with U+FFFD for an incomplete character. The
+        next token pushed begins another passage."""
         if self.is_stopped:
             return ""
         rest = self._pieces.of_text(self._characters.decode(b"", final=True))
@@ -90,8 +90,8 @@ class TextStream:
 class TokenTexts:
     """The text of single tokens, cached; a byte that is not a whole character shows as <0xE2>.
 
-    pieces, special: the vocabulary's, and the tokens without text in an answer. They are listed
-    here, once for a model: 6,000 added tokens take 10 ms.
+    pieces: the vocabulary's. special: the tokens without text in an answer, collected once for a
+    model, since 6,000 added tokens take 10 ms.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -108,7 +108,7 @@ class TokenTexts:
         return self._texts[token]
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token adds to a text, maybe a part of a character."""
+        """The bytes that a token adds to a text, possibly only part of a character."""
         data = self.pieces.bytes_of(self.pieces.piece(token) or "")
         return data or self(token).encode()
 

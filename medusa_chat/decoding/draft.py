@@ -1,4 +1,4 @@
-"""Draft and Plan: what a step proposes, and what the host knows before; Drafters without heads."""
+"""Draft and Plan: what a step proposes, and what the host knows of it; drafters without heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from medusa_chat.decoding.tree import ROOT, Tree
 
 @dataclass(frozen=True, eq=False)
 class TreeTensors:
-    """A tree and its constants on the device: parents, depths int64 [n] (the root's parent is 0),
-    ancestors bool [n, n]: whether a row's node sees a column's; others bool [n, n]: whether the
-    path from the root's child to a row's node is without a column's; paths int64 [n, depth + 1]:
-    to each node, padded with the root."""
+    """A tree and its constants on the device: parents, depths int64 [n] (the root's parent is 0);
+    ancestors bool [n, n]: whether the row's node sees the column's; others bool [n, n]: whether the
+    column's node is not on the path from the root's child to the row's node; paths int64
+    [n, depth + 1]: the path to each node, padded with the root."""
 
     tree: Tree
     parents: Tensor
@@ -31,8 +31,8 @@ class TreeTensors:
     @classmethod
     @lru_cache(maxsize=32)
     def of(cls, tree: Tree, device: torch.device) -> "TreeTensors":
-        """The constants of `tree` on `device`, cached: callers find what they prepared for a tree
-        by the identity of this object."""
+        """The constants of `tree` on `device`, cached: callers use the identity of this object as a
+        key for what they prepared for the tree."""
         ancestors = torch.tensor(tree.ancestors, device=device)
         others = ancestors.logical_not()
         others[:, :1] = True
@@ -44,10 +44,9 @@ class TreeTensors:
 
 @dataclass(frozen=True)
 class Draft:
-    """A proposal: tokens int64 [n] on the device, tokens[0] the root; tensors: of its tree;
-    shares: probabilities [n] by the heads (any number where they did not draft), float32 on the
-    device or on the host, or None; guesses, sources: see DraftRecord.
-    """
+    """A proposal. tokens: int64 [n] on the device, the root first. tensors: its tree. shares: the
+    heads' probabilities [n] (undefined for other sources), float32 on the device or on the host, or
+    None. guesses, sources: see DraftRecord."""
 
     tokens: Tensor
     tensors: TreeTensors
@@ -65,10 +64,9 @@ class Plan:
     """The next draft as far as the host knows it.
 
     index int64 [n]: each node's place in [root, the `width` best guesses of the first of `heads`
-    heads, of the second, ..., text]; None: the root alone. text int64 [t]: tokens that
-    `Drafter.plan` puts there, on the device. is_grown: `fill` keeps a part of the nodes, by numbers
-    that it reads on the host.
-    reason: why so many nodes (budget.py). sources: see DraftRecord.
+    heads, of the second, ..., text]; None: the root alone. text int64 [t]: tokens from
+    `Drafter.plan`, on the device. is_grown: `fill` selects some of the nodes, by numbers that it
+    reads on the host. reason: why it has this many nodes (budget.py). sources: see DraftRecord.
     """
 
     tensors: TreeTensors
@@ -86,7 +84,7 @@ class Plan:
 
 
 def text_draft(plan: Plan, root: Tensor) -> Draft:
-    """The draft of a plan without heads: root int64 [1], then the text's tokens if it has some."""
+    """The draft of a plan without heads: root int64 [1], then the text's tokens, if any."""
     tokens = root if plan.text is None else torch.cat((root, plan.text))
     return Draft(tokens, plan.tensors, sources=plan.sources)
 
@@ -95,21 +93,21 @@ def text_draft(plan: Plan, root: Tensor) -> Draft:
 def indexed(
     tree: Tree, nodes: int, depth: int, device: torch.device
 ) -> tuple[TreeTensors, Tensor | None]:
-    """The first `nodes` nodes no deeper than `depth`, and Plan.index of them: int64 [n], None where
-    only the root is left."""
+    """The first `nodes` nodes no deeper than `depth`, and their Plan.index: int64 [n], None if only
+    the root is left."""
     cut = tree.head(nodes).pruned(depth)
     places = zip(cut.depths, cut.ranks, strict=True)
     index = [0 if d == 0 else 1 + (d - 1) * tree.width + rank for d, rank in places]
-    found = torch.tensor(index, device=device) if len(cut) > 1 else None
-    return TreeTensors.of(cut, device), found
+    tensors = TreeTensors.of(cut, device)
+    return tensors, torch.tensor(index, device=device) if len(cut) > 1 else None
 
 
 def with_chain(
     tree: Tree, nodes: int, depth: int, tokens: Sequence[int], device: torch.device
 ) -> Plan:
-    """The plan of the first `nodes` nodes no deeper than `depth`, which heads fill, and below the
-    root a chain of tokens of the text; for chains of one length with the same `text` each time, for
-    recorded steps read it."""
+    """The plan of the first `nodes` nodes no deeper than `depth`, which heads fill, with a chain of
+    the text's tokens below the root. Chains of one length share the tensor `text`, which recorded
+    steps read."""
     made = _with_chain(tree, nodes, depth, len(tokens), device)
     assert made.text is not None
     made.text.copy_(torch.tensor(tokens))
@@ -117,10 +115,10 @@ def with_chain(
 
 
 @lru_cache(maxsize=128)
-@torch.inference_mode(False)  # its `text` is written from anywhere, training included
+@torch.inference_mode(False)  # its `text` is written everywhere, also in training
 def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.device) -> Plan:
-    found, index = indexed(tree, nodes, depth, device)
-    heads = found.tree
+    tensors, index = indexed(tree, nodes, depth, device)
+    heads = tensors.tree
     own, width = len(heads), tree.width
     parents, ranks = (0, *range(own, own + count - 1)), (width, *[0] * (count - 1))
     root = torch.zeros(1, dtype=torch.long, device=device)
@@ -140,7 +138,7 @@ def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.de
 
 @lru_cache(maxsize=512)
 def shape_of(parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device) -> TreeTensors:
-    """A tree made for one step; few shapes come again and again."""
+    """The constants of a tree made for one step; a few shapes recur."""
     return TreeTensors.of(Tree(parents, ranks), device)
 
 
@@ -153,16 +151,16 @@ class Drafter(Protocol):
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         """The plan of the next draft.
 
-        tokens: the ids added to the text since the last call (at first the prompt), the root last.
-        depth: the largest that the context has room for.
+        tokens: the ids added to the text since the last call (first the prompt), the root last.
+        depth: the largest depth that the context has room for.
         """
 
     def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
-        """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's state
-        from which the root was predicted; details: whether the draft has probabilities."""
+        """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's hidden
+        state that predicted the root; details: whether the draft has probabilities."""
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Account for the last step: its number of nodes, and the accepted ones, the root first."""
+        """Record the last step: its number of nodes, and the accepted ones, the root first."""
 
 
 class Autoregressive:
@@ -182,34 +180,33 @@ class Autoregressive:
         return text_draft(plan, root)
 
     def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Does nothing: there is no draft to learn from, and the hit rates of matches are those of
-        every token, drafted or not."""
+        """Does nothing: the hit rates of matches are counted for every token, drafted or not."""
 
 
 class PromptLookup(Autoregressive):
-    """Drafter "prompt-lookup": what followed the text's end where it stood before, as a chain:
-    `nodes` with the root (at most DEPTH + 1), or with a budget as many as it allows."""
+    """Drafter "prompt-lookup": a chain of the tokens that followed an earlier occurrence of the
+    text's last tokens: `nodes` including the root (at most DEPTH + 1), or as a budget allows."""
 
     name, why = "prompt-lookup", "off: no match"
 
     def __init__(self, nodes: int, device: torch.device, budget: Budget | None = None) -> None:
         super().__init__(device)
         self.nodes, self.budget, self._text = nodes, budget, Continuation()
-        self._is_drafted = False  # whether the last step was
+        self._is_drafted = False  # whether the last step had a draft
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         self._text.read(tokens)
-        found, reason = self._follow(min(self.nodes - 1, depth))
-        self._is_drafted = bool(found)
-        if not found:
+        chain, reason = self._follow(min(self.nodes - 1, depth))
+        self._is_drafted = bool(chain)
+        if not chain:
             return replace(self._root, reason=reason)
-        return replace(with_chain(ROOT, 1, 0, found, self._device), reason=reason, sources=())
+        return replace(with_chain(ROOT, 1, 0, chain, self._device), reason=reason, sources=())
 
     def _follow(self, depth: int) -> tuple[Sequence[int], str]:
-        """The next tokens by the text, and why so many."""
+        """(the next tokens according to the text, the reason for their number)."""
         if self.budget is None:
-            found = self._text.following(depth)
-            return found, WHOLE if found else self.why
+            tokens = self._text.following(depth)
+            return tokens, WHOLE if tokens else self.why
         guess = self._text.guess(depth)
         allowed = self.budget.allow(guess.reached if guess else ())
         return (guess.tokens[: allowed.nodes - 1], allowed.reason) if guess else ((), self.why)

@@ -1,10 +1,10 @@
-"""Dynamic trees: a tree for one step, of the nodes that are most probable in it. No torch.
+"""Dynamic trees: the tree of one step, made of its most probable nodes. No torch.
 
-Heads are independent of each other, so a node's probability is the product along its path, and no
-node is more probable than its parent. So the m most probable nodes are a tree, and the best one of
-m nodes (the top products of arXiv 2401.10774, section 2.3.3, with this step's probabilities instead
-of accuracies over many texts). Their number follows from the measured time of a step of m nodes. A
-continuation found in the text is one more path among the candidates.
+The heads' predictions are independent, so a node's probability is the product along its path, and
+no node is more probable than its parent. The m most probable nodes are therefore a tree, and the
+best tree of m nodes (the top products of arXiv 2401.10774, section 2.3.3, with this step's
+probabilities instead of accuracies over many texts). The learnt cost of a step of m nodes decides
+how many are kept. A continuation from the text is one more path among the candidates.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ NO_GUESS = Guess((), (), ())
 
 @dataclass(frozen=True, slots=True)
 class MergedTree:
-    """n nodes, the root first, parents before children: parents and ranks as a Tree has them, the
-    tokens, the heads' probabilities (NaN where they did not propose the node), and the sources;
-    said: the sum of the heads' probabilities of the nodes' whole paths."""
+    """n nodes, the root first, parents before children. parents, ranks: as in Tree. shares: the
+    heads' probabilities (NaN for nodes that they did not propose). said: the sum of the heads'
+    probabilities of the nodes' whole paths."""
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -40,12 +40,12 @@ def merge(
     guess: Guess | None,
     allowance: Allowance,
 ) -> MergedTree:
-    """The nodes that are worth their time among the heads' candidates and a guess of the text.
+    """The nodes that are worth their time among the heads' candidates and the text's guess.
 
-    tree: of the candidates; tokens, shares: theirs, and the heads' probability of each given its
-    parent (`shares` of the root is not read). A token that both propose below one node is one
-    node, as probable as the surer of the two says; where that is the text, the token's siblings
-    share the rest of the probability. No node is more probable than its parent.
+    tree, tokens: the candidates'; shares: the heads' probability of each given its parent (that of
+    the root is not read). A token that both propose below one node becomes one node with the larger
+    of the two probabilities; if that is the text's, the token's siblings share the rest. No node is
+    more probable than its parent.
     """
     guess = guess or NO_GUESS
     on_text, rest, end = _overlap(tree, tokens, shares, guess)
@@ -68,15 +68,15 @@ def merge(
 
 
 def _share(value: float) -> float:
-    """A probability of the heads; 0 where broken heads give none."""
+    """A probability of the heads; 0 for invalid numbers of broken heads."""
     return min(value, 1.0) if value > 0 else 0.0
 
 
 def _overlap(
     tree: Tree, tokens: Sequence[int], shares: Sequence[float], guess: Guess
 ) -> tuple[dict[int, float], dict[int, float], int]:
-    """The guess's tokens that are candidates: node -> its rate; for the siblings of its tokens what
-    their probabilities are to be multiplied by: parent -> factor; and the node where it goes on."""
+    """(node -> rate, of the guess's tokens that are candidates; parent -> factor on the
+    probabilities of these tokens' siblings; the node where the guess leaves the candidates)."""
     places = {(tree.parents[n], tokens[n]): n for n in range(len(tree) - 1, 0, -1)}
     on_text: dict[int, float] = {}
     rest: dict[int, float] = {}
@@ -100,7 +100,7 @@ def _part(
     on_text: dict[int, float],
     kept: tuple[int, ...],
 ) -> MergedTree:
-    """The tree of the nodes `kept`: candidates by their number, then what the guess adds."""
+    """The tree of the nodes `kept`: candidates by number, then the nodes that the guess adds."""
     count, known = len(tree), len(on_text)
     end = next(reversed(on_text), 0)  # where the guess leaves the candidates
     places = {node: place for place, node in enumerate(kept)}

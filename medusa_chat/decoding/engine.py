@@ -35,9 +35,9 @@ PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp1
 class Engine:
     """Decodes with a backbone and, where there are any, its Medusa heads.
 
-    Between answers it keeps the KV cache and its exact token ids, so that a prompt that starts
-    like the last text is prefilled from where they part. Closing the iterator that `generate`
-    returns cancels: the cache stays valid.
+    Between answers it keeps the KV cache and its exact token ids, so that a prompt that starts like
+    the last text is prefilled only from their first difference. Closing the iterator that
+    `generate` returns cancels the answer; the cache stays valid.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Engine:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
-        them all text is "", and no stop string ends the answer. should_stop: asked after every
-        event, ends it as "cancelled". reader: of reasoning. logprobs: those of each token with so
-        many alternatives; None: none. A long prompt yields Readings. Raises ContextError for a
-        prompt that leaves no room, UsageError for an empty one.
+        them all text is "", and no stop string ends the answer. should_stop: checked after every
+        event; ends the answer as "cancelled". reader: of reasoning. logprobs: the number of
+        alternatives for each token's log probability; None: no logprobs. A long prompt yields
+        Readings. Raises ContextError for a prompt that leaves no room, UsageError for an empty one.
         """
         self._require_room(prompt_ids)
         started = perf_counter()
@@ -127,7 +127,7 @@ class Engine:
             result, plan = self._step(state, known, answer.room)
             known = [*result.tokens[1:], result.next_token]
             busy, seconds = self._busy() - begun, perf_counter() - started
-            self._teach(drafter, result, plan, seconds)
+            self._record(drafter, result, plan, seconds)
             yield answer.step(known, result, seconds, busy, plan.reason)
         if answer.reason == "error":
             self.backbone.cache.wipe()
@@ -139,7 +139,7 @@ class Engine:
         """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0:
         none) after `token_ids`, where a draft is made; both in the dtype of the LM head.
 
-        The cache is as before afterwards, or cropped to the common prefix where the text has too
+        Afterwards the cache is unchanged, or cropped to the common prefix if the text has too
         little in common with it. Raises UsageError for tokens, a length or a head that the model
         does not have.
         """
@@ -161,9 +161,9 @@ class Engine:
         drafter.learn(result.nodes, result.path)
         return result, plan
 
-    def _teach(self, drafter: Drafter, result: StepResult, plan: Plan, seconds: float) -> None:
-        """Tell the budgets' times how long a step took, in an answer that mixes sizes: plain steps
-        of another one are timed under other conditions."""
+    def _record(self, drafter: Drafter, result: StepResult, plan: Plan, seconds: float) -> None:
+        """Record how long a step took for the budgets; only in answers that have a budget, since
+        steps of other answers run under other conditions."""
         if self.times is not None and getattr(drafter, "budget", None) is not None:
             drafting = result.heads_seconds
             self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
@@ -194,8 +194,8 @@ class Engine:
         )
 
     def _backend(self, state: DecodeState) -> StepBackend:
-        """What runs the step: where logits are kept, no recording, which has them on the device
-        until its next step alone."""
+        """The backend for the step. If logits are kept it is never a recording, whose logits are
+        overwritten by its next step."""
         is_read = state.keeps_logits and not isinstance(self.backend, TorchStep)
         return TorchStep(self.backbone) if is_read else self.backend
 
@@ -210,7 +210,7 @@ class Engine:
             )
 
     def _reuse(self, prompt_ids: Sequence[int]) -> int:
-        """Keep of the cache what the prompt begins with -> how many tokens."""
+        """Crop the cache to its common prefix with the prompt -> how many tokens are reused."""
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         self._ids = self._ids[:reused]
         self.backbone.cache.crop(reused)
@@ -220,8 +220,8 @@ class Engine:
     def _prefill(
         self, prompt_ids: Sequence[int], settings: GenerationSettings
     ) -> tuple[StepResult, Tensor]:
-        """Read the rest of the prompt into the cache -> (the first token's result, the state [1, d]
-        it was predicted from)."""
+        """Read the rest of the prompt into the cache -> (the first token's result, the hidden state
+        [1, d] that predicted it)."""
         last = self._read(prompt_ids[len(self._ids) :])[-1:]
         root = torch.tensor(prompt_ids[-1:], device=self.backbone.device)
         draft = Draft(root, TreeTensors.of(ROOT, self.backbone.device))
@@ -231,7 +231,7 @@ class Engine:
         result = read(draft, ACCEPTANCE[settings.acceptance](given))
         result.logits = logits
         if not result.is_finite:
-            self.forget()  # a pass with NaN must not be reused
+            self.forget()  # the cache of a pass with NaN must not be reused
             self.backbone.cache.wipe()
         return result, last
 

@@ -13,12 +13,12 @@ class DraftRecord:
     """The candidate tree of one step, a list entry per node, the root first.
 
     probabilities: the backbone's p of the node at its parent. entropies (nats), thresholds (None
-    unless typical) and sampled (the backbone's own token) speak of the node as a parent. ranks: the
-    node's place among its head's predictions. texts: each token's own text, and next_text the next
-    token's, "" where none came; filled in by Answer. None where a figure does not exist.
-    guesses[k]: head k's predictions, the most probable first, where only a part of the tree was
-    drafted. sources: what proposed each node, None for the root; empty where all are the
-    drafter's own (of "auto" the heads).
+    unless typical) and sampled (the backbone's own token) describe the node as a parent. ranks: the
+    node's place among its head's predictions. texts, next_text: the text of each token and of the
+    next token, "" if there is none; filled in by Answer. Values that do not exist are None.
+    guesses[k]: head k's predictions, most probable first, if only a part of the tree was drafted.
+    sources: what proposed each node, None for the root; empty if all are the drafter's own (for
+    "auto", the heads').
     """
 
     tokens: tuple[int, ...]
@@ -39,9 +39,9 @@ class DraftRecord:
 class Stats:
     """Figures of one answer. seconds: decoding without prefill. steps: backbone passes after it.
 
-    acceleration_rate: tokens emitted by steps (an end token counts) / steps; None without a step.
-    plain_step_seconds: of a plain step timed beside the answer; None where none was.
-    busy_seconds: of `seconds` without what other programs took of the processor; None if unknown.
+    acceleration_rate: tokens emitted by steps (an end token counts) / steps; None without steps.
+    plain_step_seconds: a plain step timed right after the answer; None if none was.
+    busy_seconds: `seconds` without the processor time of other programs; None if unknown.
     """
 
     new_tokens: int
@@ -60,7 +60,7 @@ class Stats:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step, without what other programs took; None where there was no step."""
+        """Mean time of a step, without other programs' time; None without steps."""
         return (self.busy_seconds or self.seconds) / self.steps if self.steps else None
 
     @classmethod
@@ -87,8 +87,8 @@ class Stats:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How probable a token was to the backbone, before temperature and filters. text: its bytes,
-    for it may be a part of a character; top: the most probable tokens there, with theirs."""
+    """A token's log probability by the backbone, before temperature and filters. text: its bytes,
+    which may be part of a character; top: the most probable tokens there with their logprobs."""
 
     text: bytes
     logprob: float
@@ -97,8 +97,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Reading:
-    """A part of a prompt is in the cache, and more is to be read. tokens: of the prompt_tokens that
-    are there. Only progress: no trace has it."""
+    """Progress of a long prompt: `tokens` of its `prompt_tokens` are in the cache. Not part of
+    traces."""
 
     tokens: int
     prompt_tokens: int
@@ -106,12 +106,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """The prompt is in the cache and the first token is there. text, reasoning: what is certain of
-    the answer and of its reasoning so far. settings: all of them, resolved.
-    backend: what runs the steps. left_out: how many messages of the conversation's beginning the
-    context has no room for; backbone: what the heads sit on, where that is not the checkpoint.
-    notes: what else was done to the conversation, a sentence each. logprobs: of token_ids, where
-    they were asked for; no trace has them."""
+    """The prompt is in the cache and the first token is known. text, reasoning: what is certain of
+    the answer and of its reasoning so far. settings: all settings, resolved. backend: what runs the
+    steps. left_out: how many of the oldest messages the context has no room for. backbone: that of
+    the heads, if it is not the checkpoint itself. notes: other changes to the conversation, a
+    sentence each. logprobs: of token_ids, if requested; not part of traces."""
 
     model: str
     precision: str
@@ -138,11 +137,11 @@ class Step:
     """One pass of the backbone. path: the accepted nodes, the root (0) first.
 
     token_ids: the accepted path after the root, then the next token. heads_seconds: the part of
-    `seconds` that proposing the draft took; backbone_seconds: the part of the backbone's pass, LM
-    head included, and of the draft too where both are one recording (then heads_seconds is 0);
-    nodes: of the draft, 1 for plain decoding. draft: None when details were not asked for. budget:
-    why so many nodes, "all" or in words (budget.py). busy_seconds: see Stats.
-    logprobs: see Prefilled.
+    `seconds` spent on the draft; backbone_seconds: the part spent on the backbone's pass with its
+    LM head, and on the draft too if both are one recording (then heads_seconds is 0). nodes: of the
+    draft, 1 for plain decoding. draft: None if details were not requested. budget: the reason for
+    the number of nodes, "all" or in words (budget.py). busy_seconds: see Stats. logprobs: see
+    Prefilled.
     """
 
     index: int
@@ -162,9 +161,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What the budget of a drafter has learnt by the end of an answer. plain_seconds: of a step
-    without a draft; costs[i]: of a step of nodes[i] nodes, its draft included, in plain steps;
-    steps: how many taught it. trust: accepted nodes over those that the drafter promised."""
+    """What a drafter's budget has learnt by the end of an answer. plain_seconds: the time of a step
+    without a draft. costs[i]: of a step of nodes[i] nodes with its draft, in plain steps. steps:
+    how many it has learnt from. trust: accepted nodes over the number that the drafter promised."""
 
     plain_seconds: float
     nodes: tuple[int, ...]
@@ -177,9 +176,8 @@ class Learnt:
 class Finished:
     """The end. token_ids: everything generated, without the end token.
 
-    prefilled.text + every step.text + tail = text, and so with reasoning, whose tail is what is
-    left of it. message: why, when reason is "error".
-    learnt: None where no budget decided.
+    prefilled.text + every step.text + tail = text; the rest of `reasoning` after the steps' is its
+    tail. message: the cause when reason is "error". learnt: None without a budget.
     """
 
     reason: Reason

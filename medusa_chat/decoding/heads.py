@@ -18,13 +18,13 @@ class MedusaHeads(nn.Module):
     int64 [R]: which of the backbone's V tokens each row is; None where the rows are the tokens in
     order. New heads are zero, so that their logits are the LM head's.
 
-    root_weight [K, d, d], or None as in the paper: the heads then read the root too, the token at
-    t + 1, which is certain when a draft is made: their first input is h + R e(root), as in Hydra
-    (arXiv 2402.05109) for the first token alone, so that a draft still needs one pass of the heads.
+    root_weight [K, d, d], or None as in the paper. With it the heads also read the root, the token
+    at t + 1, which is certain when a draft is made: their input is h + R e(root), as in Hydra
+    (arXiv 2402.05109) but for the first token only, so a draft still needs one pass of the heads.
     `embed` is the backbone's, see `read_roots`.
 
-    Drafts are taken from the tokens of the shortlist alone, where there is one (`shorten`), or of
-    the token map: a step then reads only their rows of an LM head.
+    With a shortlist (`shorten`) or a token map, only its tokens are drafted, and a step reads only
+    their rows of the LM head.
     """
 
     def __init__(
@@ -53,10 +53,9 @@ class MedusaHeads(nn.Module):
         self.register_buffer("token_map", None)
         self.vocabulary = vocabulary
         self.short: nn.Module | None = None  # the shared LM head's rows of the shortlist
-        self.shortlist: Tensor | None  # int64 [S], tokens; own LM heads have their rows first
+        self.shortlist: Tensor | None  # int64 [S] token ids; own LM heads have their rows first
         self.register_buffer("shortlist", None, persistent=False)
-        # the same `hidden_states` at one position, of hidden [1, d] and the roots' embedding, and
-        # `guesses`, by C (backends/native_step.py)
+        # C versions of `hidden_states` at one position and of `guesses` (backends/native_step.py)
         self.twin: Any = None
 
     def __len__(self) -> int:
@@ -68,9 +67,9 @@ class MedusaHeads(nn.Module):
         return self.lm_weight is None
 
     def read_roots(self, embedding: nn.Module) -> None:
-        """Take the backbone's embedding (int64 [n] -> [n, d]), where the heads read the root."""
+        """Use the backbone's embedding (int64 [n] -> [n, d]) if the heads read the root."""
         if self.root_weight is not None:
-            self.embed = partial(embedded, embedding)  # no submodule: it is the backbone's
+            self.embed = partial(embedded, embedding)  # not a submodule: it is the backbone's
 
     def hidden_states(self, hidden: Tensor, roots: Tensor, heads: int | None = None) -> Tensor:
         """hidden [n, d] and roots int64 [n] -> [K, n, d], the input of the LM head of each of the
@@ -89,11 +88,12 @@ class MedusaHeads(nn.Module):
         return x
 
     def shorten(self, tokens: Sequence[int], lm_head: Any) -> bool:
-        """Draft only these tokens. The text stays the same, for every drafted token is verified.
-        Own LM heads get their rows of these tokens to the front, without a copy of them. lm_head:
+        """Draft only these tokens. The text stays the same, since every drafted token is verified.
+        Own LM heads move the rows of these tokens to the front, in place. lm_head:
         backbone.LogitHead, whose rows are copied for heads that share it.
 
-        Returns whether it was done: not for no tokens, and not for a shared LM head in 4 or 8 bits.
+        Returns whether it was done: not without tokens, and not for a shared LM head in 4 or 8
+        bits.
         """
         if not tokens:
             return False
@@ -132,8 +132,8 @@ class MedusaHeads(nn.Module):
         count: int,
     ) -> tuple[Tensor, Tensor | None]:
         """hidden [1, d] and root int64 [1] -> logits [heads, R] of the first `heads` heads, and the
-        token int64 [R] of each column; None: all V tokens, in order. count: guesses that will be
-        taken of a row."""
+        token int64 [R] of each column; None: all V tokens, in order. count: how many guesses will
+        be taken from each row."""
         names = self.shortlist if self.shortlist is not None else self.token_map
         if names is None or count > len(names):
             return self(hidden, root, lm_head, heads)[:, 0], None
@@ -193,7 +193,7 @@ class MedusaHeads(nn.Module):
 
 
 def half_precision(hidden: Tensor) -> torch.autocast:
-    """Lets heads in fp32 take hidden states in half precision."""
+    """Lets heads in fp32 read hidden states in half precision."""
     is_half = hidden.dtype in (torch.bfloat16, torch.float16)
     return torch.autocast(hidden.device.type, torch.bfloat16, enabled=is_half)
 

@@ -15,8 +15,8 @@ from medusa_chat.errors import ModelError, first_line
 class Layer(CacheLayerMixin):
     """One layer of the cache for transformers: writes after `start` and returns the valid part.
 
-    places: for steps of fixed shapes, int64 [q] on the device, where rows are written instead; all
-    of the first `bucket` positions are returned then.
+    places: for steps of fixed shapes, where the rows are written instead, int64 [q] on the device;
+    then all of the first `bucket` positions are returned.
     """
 
     keys: Tensor
@@ -48,7 +48,7 @@ class Layer(CacheLayerMixin):
         return self.read(rows)
 
     def read(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, H, s, D] in the cache's dtype that a pass of so many rows reads."""
+        """Keys and values [1, H, s, D] in the cache's dtype that a pass of this many rows reads."""
         end = self.bucket or self.start + rows
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -63,7 +63,7 @@ class Layer(CacheLayerMixin):
 
 
 class Shape(NamedTuple):
-    """Keys or values of a layer: their heads, the width of one, and the device where they lie."""
+    """Keys or values of a layer: their heads, the width of a head, and their device."""
 
     heads: int
     width: int
@@ -74,8 +74,8 @@ class KVCache:
     """Keys and values of every layer, `capacity` positions, in one tensor per shape and device.
 
     length: how many positions are valid. A pass of the backbone writes its rows after them
-    (`layers` is what transformers gets); `keep` then makes some of those rows valid. Rows after
-    `length` are never read, or masked (`fixed`); a masked row must be finite.
+    (transformers gets `layers`); `keep` then makes some of those rows valid. Rows after `length`
+    are never read, or read masked (`fixed`); a masked row must be finite.
     """
 
     def __init__(self, shapes: list[Shape], capacity: int, dtype: torch.dtype) -> None:
@@ -104,8 +104,8 @@ class KVCache:
             layer.start = self.length
 
     def keep(self, path: Sequence[int]) -> None:
-        """Make the rows `path` of the last pass valid, and let them follow the valid ones, unless
-        they stand there already."""
+        """Make the rows `path` of the last pass valid, moving them directly after the valid rows if
+        they are not there already."""
         start, count = self.length, len(path)
         if list(path) != list(range(count)):
             for block in self._blocks:
@@ -114,7 +114,7 @@ class KVCache:
         self.length = start + count
 
     def extend(self, count: int) -> None:
-        """Make the first `count` rows of the last pass valid, where they stand."""
+        """Make the first `count` rows of the last pass valid, without moving them."""
         self.length += count
 
     def fixed(self, places: Tensor, bucket: int) -> Cache:
@@ -141,7 +141,7 @@ class KVCache:
         self.length = length
 
     def fill(self, length: int) -> None:
-        """Set the rows from the valid ones up to `length` to a small constant, as if of a text."""
+        """Set the rows between the valid ones and `length` to a small constant, to time steps."""
         for block in self._blocks:
             block[:, :, :, self.length : length] = 0.01
 
@@ -158,9 +158,9 @@ class KVCache:
 
 @torch.no_grad()
 def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]:
-    """Shapes of each layer's keys and values, in turn, from a pass over one token: of the last
-    layers of Gemma 3n and 4, which read those of layers before them, none. Raises ModelError for a
-    family that has none."""
+    """Shapes of each layer's keys and values, alternating, from a pass over one token; without the
+    last layers of Gemma 3n and 4, which read the cache of earlier layers. Raises ModelError for a
+    family without keys and values."""
     probe = torch.zeros(1, 1, dtype=torch.long, device=device)
     with refused(config, "a pass over one token fails"):
         cache = DynamicCache(config=config)
@@ -178,8 +178,8 @@ def layer_shapes(decoder: Any, config: Any, device: torch.device) -> list[Shape]
 
 @contextmanager
 def refused(config: Any, what: str) -> Iterator[None]:
-    """Turn what a family's own code raises in a pass into a ModelError, but for memory that runs
-    out and a device that is lost."""
+    """Turn errors of a family's own code into a ModelError, except running out of memory and losing
+    the device."""
     try:
         yield
     except (torch.AcceleratorError, torch.OutOfMemoryError):

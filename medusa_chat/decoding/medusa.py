@@ -1,4 +1,4 @@
-"""Medusa: the drafter that fills a tree with the heads' predictions and what the text repeats."""
+"""Medusa: the drafter that fills a tree with the heads' predictions and the text's repetitions."""
 
 import math
 from array import array
@@ -25,24 +25,24 @@ from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import UsageError
 
-FIXED = (8, 4, 2)  # tokens of a continuation in a tree of fixed shape, at most half of its nodes
-SURE = 1.0  # tokens that a continuation must promise to take nodes from the heads there
+FIXED = (8, 4, 2)  # lengths of a continuation in a recorded step's tree, at most half of its nodes
+SURE = 1.0  # expected tokens of a continuation that is worth taking nodes from the heads there
 
 
 class Medusa:
     """Drafter "medusa": the heads' top predictions at the last certain position fill a tree.
 
-    Heads run at that one position, and only as many as the tree is deep. A Budget decides how many
-    nodes a step drafts, and whether any: the tree's first ones, or where it cuts drafts the most
-    probable ones; without a budget all nodes are drafted. Raises UsageError when the tree is deeper
-    than there are heads, or wider than the vocabulary.
+    The heads run at that position only, and only as many as the tree is deep. A Budget decides how
+    many nodes a step drafts, if any: the tree's first nodes, or, if it cuts drafts, the most
+    probable ones. Without a budget all nodes are drafted. Raises UsageError for a tree that is
+    deeper than there are heads, or wider than the vocabulary.
 
-    Drafter "auto" reads the text besides: where its end stood before in it (Continuation), what
-    followed there is drafted too. A Budget that cuts drafts decides which of the two drafts,
-    or both. Otherwise the tree keeps its number of nodes, and those are the most probable ones of
-    both. Where steps are recorded the host does not know the heads' guesses before a step: there
-    the tree's last nodes become a chain for the continuation, where it promises SURE tokens or
-    more.
+    Drafter "auto" also reads the text: if its last tokens occurred earlier (Continuation), the
+    tokens that followed there are drafted too. A Budget that cuts drafts decides whether the heads
+    draft, the text, or both. Otherwise the number of nodes stays the same and the most probable
+    candidates of both are drafted. In recorded steps the host does not know the heads' guesses in
+    advance: there the tree's last nodes become a chain for the continuation, if it promises SURE
+    tokens or more.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Medusa:
         reads_text: bool = False,
         is_recorded: bool = False,
     ) -> None:
-        """is_recorded: whether steps are, so that a step waits for no number of it."""
+        """is_recorded: whether steps are recorded, so that the host reads nothing within a step."""
         self.name = "auto" if reads_text else "medusa"
         self.tree = tree
         _require_drawable(tree, len(heads), backbone.vocabulary)
@@ -64,10 +64,10 @@ class Medusa:
         self._is_weighed = self._is_grown or (len(tree) == 1 and not is_recorded)
         self._text = Continuation() if reads_text else None
         self._allowance = Allowance(len(tree), WHOLE)
-        self._is_drafted = False  # whether there is more than the root
-        self._guess: Guess | None = None  # of the text, where it is drafted in this step
+        self._is_drafted = False  # whether the last draft has more than the root
+        self._guess: Guess | None = None  # the text's, if it is drafted in this step
         self._sources: tuple[Source | None, ...] = ()  # of the last draft
-        self._said: float | None = None  # the sum of its probabilities, where it was cut by them
+        self._said: float | None = None  # the sum of its probabilities, if they cut it
 
     def plan(self, tokens: Sequence[int], depth: int) -> Plan:
         guess, self._said = None, None
@@ -88,21 +88,21 @@ class Medusa:
         return made
 
     def _allow(self, guess: Guess | None) -> Allowance:
-        """What this step may draft, and of what."""
+        """How much this step may draft, and from which source."""
         if self.budget is None:
-            found = self._allowance
+            allowance = self._allowance
         elif self._is_weighed:
             return self.budget.allow(guess.reached if guess else ())
         else:
-            found = self.budget.allow()
+            allowance = self.budget.allow()
         if self._text is None:
-            return found
+            return allowance
         is_taken = guess is not None and (not self._is_recorded or sum(guess.reached) >= SURE)
-        return replace(found, by_text=is_taken and found.nodes > 1)
+        return replace(allowance, by_text=is_taken and allowance.nodes > 1)
 
     def _by_heads(self, depth: int, is_grown: bool) -> Plan:
-        """The plan of what the heads may draft, at most `depth` deep. is_grown: `fill` keeps a part
-        of it."""
+        """The plan of what the heads may draft, at most `depth` deep. is_grown: `fill` then selects
+        some of its nodes."""
         tree, nodes, reason = self.tree, self._allowance.nodes, self._allowance.reason
         nodes = len(tree) if self._is_grown and nodes > 1 else nodes
         tensors, index = indexed(tree, nodes, min(depth, tree.depth), self._device)
@@ -110,13 +110,13 @@ class Medusa:
         return Plan(tensors, index, tree.width, is_grown, reason, tensors.tree.depth)
 
     def _by_text(self, guess: Guess) -> Plan:
-        """The plan of a continuation without the heads."""
+        """The plan of a continuation alone, without the heads."""
         tokens = guess.tokens[: self._allowance.nodes - 1]
         made = with_chain(ROOT, 1, 0, tokens, self._device)
         return replace(made, reason=self._allowance.reason)
 
     def _of_fixed_shape(self, guess: Guess, depth: int) -> Plan:
-        """The plan of the heads' first nodes and a chain of the text's."""
+        """The plan of the heads' first nodes and a chain from the text, in a recorded step."""
         nodes = self._allowance.nodes
         most = min(len(guess.tokens), nodes // 2, depth)
         count = next((n for n in FIXED if n <= most), 0)
@@ -150,8 +150,8 @@ class Medusa:
         sums: Tensor,
         details: bool,
     ) -> Draft:
-        """The nodes that are worth their time, by this step's probabilities: of the candidates, and
-        of what the text repeats. values, candidates, sums: see MedusaHeads.guesses."""
+        """The nodes that are worth their time by this step's probabilities, from the candidates and
+        the continuation. values, candidates, sums: see MedusaHeads.guesses."""
         (token,), logits, guessed, whole = (t.tolist() for t in (root, values, candidates, sums))
         places = list(zip(plan.tree.depths, plan.tree.ranks, strict=True))[1:]
         tokens = [token, *(guessed[depth - 1][rank] for depth, rank in places)]

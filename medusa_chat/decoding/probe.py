@@ -1,4 +1,4 @@
-"""Probe: logits at one position of a text, while the cache holds another."""
+"""Probe: logits at one position of a text, while the cache holds another text."""
 
 from collections.abc import Sequence
 
@@ -20,15 +20,15 @@ def probe_logits(
     head: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [V] of the backbone after `token_ids` and `path`, and of head `head` (from 1; 0: None)
-    after `token_ids`, whose root is the path's first token, or the backbone's most probable one
-    where the path is empty, in the dtype of the LM head; see Engine.peek.
-    held: the ids in the cache. Its length afterwards says how many of them are still there."""
+    after `token_ids`, in the dtype of the LM head; see Engine.peek. The head's root is the path's
+    first token, or the backbone's most probable one if the path is empty. held: the ids in the
+    cache, whose length afterwards says how many of them it still holds."""
     whole = [*token_ids, *path]
     _require(backbone, heads, token_ids, whole, head)
     cache, count = backbone.cache, len(held)
     start = min(common_prefix(held, whole), len(token_ids) - 1)
     end = min(len(whole), count)
-    if end - start > backbone.chunk:  # copying that much costs more than reading it again
+    if end - start > backbone.chunk:  # copying them costs more than computing them again
         count = start
         cache.crop(start)
     kept = cache.rows(start, min(end, count))
@@ -73,7 +73,7 @@ def _require(
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids both begin with."""
-    if list(b[: len(a)]) == a:  # a conversation that goes on: faster than token by token
+    if list(b[: len(a)]) == a:  # a conversation that continues; faster than token by token
         return len(a)
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

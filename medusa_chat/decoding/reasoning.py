@@ -1,10 +1,10 @@
-"""ReasoningReader: splits an answer into reasoning and reply while it streams in."""
+"""ReasoningReader: splits an answer into reasoning and reply while it is streamed."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-# of an answer; "opened" is "reasoning" before any text, "header" that of a channel
+# of an answer; "opened": reasoning without any text yet; "header": in the header of a channel
 State = Literal["begin", "opened", "reasoning", "answer", "header"]
 BETWEEN = "\n\n"  # two passages of reasoning, and two of the reply
 LONGEST_HEADER = 200  # characters; a longer one is an answer without channels
@@ -22,9 +22,9 @@ class Part(NamedTuple):
 
 
 class Markup(NamedTuple):
-    """How a model marks reasoning: after `open`, up to `close`. begin, end: both with the white
-    space around them, for writing an answer that the model is to continue. A word in `begin` after
-    `open` is a heading, not reasoning."""
+    """How a model marks reasoning: from `open` to `close`. begin, end: both with the white space
+    around them, to write an answer that the model continues. A word in `begin` after `open` is a
+    heading, not reasoning."""
 
     open: str
     close: str
@@ -48,8 +48,8 @@ class Markup(NamedTuple):
         return "opened" if prompt.rstrip().endswith(begins) else "begin"
 
     def written(self, part: Part, prompt: str) -> str:
-        """An answer with its reasoning as the model wrote it, so that it can go on. prompt: what it
-        answers. Reasoning without a reply stays open."""
+        """An answer with its reasoning in the model's own markup, for the model to continue.
+        prompt: the text before it. Reasoning without a reply stays open."""
         begin = "" if self.after(prompt) == "opened" else self.begin
         return begin + part.reasoning + (self.end + part.text if part.text else "")
 
@@ -63,7 +63,7 @@ HARMONY = Markup(
 )
 HIDDEN_CHANNELS = ("analysis", "commentary")
 THINK = Markup("<think>", "</think>", "<think>\n", "\n</think>\n\n")
-MARKUPS = (  # a model's is the first whose markers its chat template or vocabulary has, else THINK
+MARKUPS = (  # the first whose markers the chat template or vocabulary has, else THINK
     HARMONY,
     Markup("<|channel>", "<channel|>", "<|channel>thought\n", "\n<channel|>"),
     Markup("[THINK]", "[/THINK]", "[THINK]", "[/THINK]"),
@@ -85,8 +85,8 @@ def markup_of(template: str, added: Iterable[str]) -> Markup:
 
 
 def read(text: str) -> Part:
-    """Split a whole answer with its markers; if the reasoning never ended it is all reasoning.
-    Harmony's channels leave no trace in a text."""
+    """Split a whole answer with its markers; if the reasoning never ends, everything is reasoning.
+    Harmony's channels leave no markers in a text."""
     for markup in MARKUPS[1:]:
         if text.lstrip().startswith(markup.open):
             reader = ReasoningReader(markup)
@@ -97,10 +97,10 @@ def read(text: str) -> Part:
 class ReasoningReader:
     """Takes an answer piece by piece and returns its reasoning and its reply.
 
-    `<think>`, and every other marker written as text, counts only at the beginning of the answer:
-    later on it is part of the reply. Markers that are special tokens never come as text but as
-    tokens, and those of channels count anywhere. White space around markers belongs to them. Text
-    that may be the beginning of a marker is held back.
+    `<think>`, and every other marker written as text, counts only at the start of the answer; later
+    it is part of the reply. Markers that are special tokens come as tokens, never as text, and
+    channel markers count anywhere. White space around markers belongs to them. Text that may be the
+    start of a marker is held back.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class ReasoningReader:
         self._open = markup.open if markup.open in spelled else ""
         self._close = markup.close if markup.close in spelled else ""
         self._held, self._header = "", ""
-        self._heading, self._is_fresh = "", state == "opened"  # nothing of this stretch yet
-        self._is_marked, self._sides = False, set[State]()  # those with text so far
+        self._heading, self._is_fresh = "", state == "opened"  # no text of this passage yet
+        self._is_marked, self._sides = False, set[State]()  # sides with text so far
 
     def is_marker(self, token: int) -> bool:
         """Whether the token is a marker here: pass it to `mark` instead of its text to `push`."""
@@ -180,7 +180,7 @@ class ReasoningReader:
         return Part()
 
     def _begun(self) -> Part | None:
-        """The answer's begin, once it is known what it is."""
+        """The state after the start of the answer, once it is known."""
         text = self._held.lstrip()
         if self._open and text.startswith(self._open):
             self._held = text[len(self._open) :]
@@ -215,7 +215,7 @@ class ReasoningReader:
         return self._passage(side, text)
 
     def _passage(self, side: State, text: str) -> Part:
-        """A passage of one side, set off from that side's text before."""
+        """A passage of one side, separated from that side's earlier text."""
         text = text.lstrip() if self._is_fresh else text
         if not text:
             return Part()
@@ -230,7 +230,7 @@ class ReasoningReader:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of the text that may begin the marker."""
+    """Length of the longest suffix of the text that is a prefix of the marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(marker[:n])), 0)
 

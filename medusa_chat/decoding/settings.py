@@ -12,18 +12,18 @@ ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 GREEDY = 1e-3  # a temperature below it decodes greedily
 MAX_NODES = 256
 CHUNK = 512  # tokens of a prompt that one pass reads
-CPU_CHUNK = 256  # on a CPU, whose cache then holds most of what the pass computes
+CPU_CHUNK = 256  # on a CPU, whose cache then holds most of the pass's activations
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
     """Settings of one answer; names and defaults are the command line's.
 
-    drafter: None is auto: heads and text in one tree where there are heads, else prompt-lookup.
+    drafter: None means auto: heads and text in one tree, or prompt-lookup without heads.
     posterior_threshold, posterior_alpha: epsilon and delta of typical acceptance
     (Medusa, arXiv 2401.10774, section 2.3.1).
-    tree: "auto", the name of a preset, or the path of a JSON file. nodes counts the root; None
-    leaves the tree as it is. seed: None draws a fresh one, which the first event records.
+    tree: "auto", the name of a preset, or the path of a JSON file. nodes: counts the root; None
+    keeps the whole tree. seed: None draws a new one, which the first event records.
     Raises UsageError on a value outside its range.
     """
 
@@ -57,7 +57,7 @@ class GenerationSettings:
 
     @cached_property
     def scale(self) -> float:
-        """What logits are divided by: the temperature, or 1 where it makes them greedy."""
+        """The divisor of logits: the temperature, or 1 for greedy decoding."""
         return 1.0 if self.is_greedy else self.temperature
 
     def to_json(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Tree:
         return len(self.parents)
 
     def __hash__(self) -> int:
-        return self._hash  # computed once: every answer looks up by it what was prepared for a tree
+        return self._hash  # computed once: trees are keys of many caches
 
     @cached_property
     def _hash(self) -> int:
@@ -48,7 +48,7 @@ class Tree:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Distance of each node from the root, which is also its position after the root's."""
+        """Distance of each node from the root; its position is the root's plus this."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
@@ -56,7 +56,7 @@ class Tree:
 
     @cached_property
     def depth(self) -> int:
-        """Depth of the deepest node: how many heads the tree needs."""
+        """Depth of the deepest node, which is the number of heads that the tree needs."""
         return max(self.depths)
 
     @cached_property

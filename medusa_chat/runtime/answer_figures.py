@@ -1,11 +1,11 @@
-"""AnswerFigures: which model gave an answer and how fast, as far as that was measured."""
+"""AnswerFigures: which model gave an answer, and how fast."""
 
 from typing import Any, NamedTuple, Self
 
 
 class AnswerFigures(NamedTuple):
-    """model: as a guest may read it. rate: tokens per second; per_step: tokens a step; None where
-    there was no step. is_plain: whether it was plain decoding."""
+    """model: its name as guests see it. rate: tokens per second; per_step: tokens per step; None
+    without steps. is_plain: whether it was plain decoding."""
 
     model: str
     rate: float | None = None
@@ -14,7 +14,7 @@ class AnswerFigures(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Any) -> Self | None:
-        """Strictly what was written, None for None. Raises ValueError or TypeError."""
+        """Read what was written, strictly; None for None. Raises ValueError or TypeError."""
         if values is None:
             return None
         model, *rates, is_plain = made = cls(*values)
@@ -25,8 +25,8 @@ class AnswerFigures(NamedTuple):
         return made
 
     def after(self, before: Self | None) -> Self | None:
-        """Of an answer that went on from one with these figures: the models of both; no rate is of
-        the whole. None where that one's model is not known."""
+        """The figures of an answer that continued another: the models of both, and no rate, since
+        none covers the whole answer. None where the earlier model is not known."""
         if before is None:
             return None
         return type(self)(", ".join(dict.fromkeys((*before.model.split(", "), self.model))))
@@ -41,5 +41,5 @@ class AnswerFigures(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Model and figures, for below the answer."""
+        """Model and figures, shown below the answer."""
         return " · ".join(filter(None, (self.model, self.speed)))

@@ -1,4 +1,4 @@
-"""Compare: one prompt answered twice, plain and with a drafter, one after the other."""
+"""Compare: answers a prompt twice, plain and with a drafter, one after the other."""
 
 import math
 import secrets
@@ -20,8 +20,8 @@ PLAIN_STEPS = 8  # a plain answer with fewer is no measure of its speed
 
 @dataclass(frozen=True)
 class Frame:
-    """What one event added. seconds: since the request was begun, prefill and steps summed up.
-    nodes: of the step, its root included, 1 for a plain one; 0 where it is no step."""
+    """What one event added. seconds: prefill and steps so far. nodes: of the step, including its
+    root, so 1 for a plain step; 0 for an event that is not a step."""
 
     seconds: float
     text: str
@@ -31,7 +31,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Recording:
-    """One answer as it came. token_texts: the own text of each token. stats: the answer's own."""
+    """One answer with its timing. token_texts: the text of each token."""
 
     drafter: str
     frames: tuple[Frame, ...]
@@ -64,10 +64,10 @@ class Recording:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two answers part: the token's place from 0, both tokens as text.
+    """The first difference of two answers: the token's index from 0, and both tokens as text.
 
-    gap: log p of plain's token less log p of the other at that place, by the backbone at
-    temperature 1; None while nobody asked (`add_gap`), or where an answer had ended.
+    gap: log p of the plain answer's token minus log p of the other token there, by the backbone at
+    temperature 1; None until it is measured (`add_gap`), or if one answer had ended.
     """
 
     index: int
@@ -78,8 +78,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two recordings of one prompt. settings: the drafted side's, resolved; plain's differ in the
-    drafter and its tree alone. difference: None when the answers are identical."""
+    """Two recordings for one prompt. settings: the drafted side's, resolved; the plain side's
+    differ only in the drafter and its tree. difference: None for identical answers."""
 
     plain: Recording
     drafted: Recording
@@ -109,28 +109,27 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Acceleration rate / overhead: how many times the tokens per second, prefill apart."""
+        """Acceleration rate / overhead: the ratio of the tokens per second, without prefill."""
         rate, overhead = self.acceleration_rate, self.overhead
         return rate / overhead if rate and overhead else None
 
     @property
     def wall_clock_ratio(self) -> float | None:
-        """Plain's decoding seconds over the drafted side's, as measured for the whole answers.
+        """The plain side's decoding seconds over the drafted side's, for the whole answers.
 
-        The speedup itself when both have as many tokens and no other program ran; answers of
-        different lengths do different amounts of work, and then only the speedup compares like
-        with like.
+        It equals the speedup if both have the same number of tokens and no other program ran. For
+        answers of different lengths only the speedup is a fair comparison.
         """
         return _ratio(self.plain.stats.seconds, self.drafted.stats.seconds)
 
     @property
     def total_ratio(self) -> float | None:
-        """The speedup with prefill included, which no drafter makes faster."""
+        """The speedup including prefill, which no drafter makes faster."""
         return _ratio(self.plain.total_seconds, self.drafted.total_seconds)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the acceptance may change the text: then a difference is expected."""
+        """Whether the acceptance may change the text, so that a difference is expected."""
         is_greedy = self.settings.get("temperature", 0.0) < GREEDY
         return self.settings.get("acceptance") != "exact" and not is_greedy
 
@@ -158,7 +157,7 @@ def compared(
 
 
 def first_difference(plain: Recording, drafted: Recording) -> Difference | None:
-    """Where the answers part; an answer that is over has "end of text" there."""
+    """The first difference of the answers; one that has ended has "end of text" there."""
     ids = plain.token_ids, drafted.token_ids
     if ids[0] == ids[1]:
         return None
@@ -168,7 +167,7 @@ def first_difference(plain: Recording, drafted: Recording) -> Difference | None:
 
 
 def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
-    """The texts as they came, reasoning too, a blank line between it and what is said."""
+    """The texts in order, with reasoning, and a blank line between it and the reply."""
     seconds, thought, is_said = 0.0, 0, False
     for event in trace:
         is_last = isinstance(event, Finished)
@@ -186,7 +185,7 @@ def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
 
 
 def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:
-    """Every token stands in a draft, or behind its path."""
+    """The text of each token, which is in a step's draft or follows its path."""
     texts: dict[int, str] = {}
     for step in steps:
         if draft := step.draft:
@@ -201,7 +200,7 @@ def _token_at(recording: Recording, index: int) -> str:
 
 
 def _start(first: Prefilled) -> tuple[object, ...]:
-    """The conditions both runs must share: model, placement, prompt, and cached prompt tokens."""
+    """The conditions that both runs must share: model, device, prompt, and reused prompt tokens."""
     ids = first.prompt_token_ids
     return first.model, first.precision, first.device, ids, first.reused_tokens
 
@@ -218,8 +217,8 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is. place: which of its answers runs, 1 or 2. ahead: how many requests
-    come before it while it waits."""
+    """The progress of a comparison. place: which of its answers runs, 1 or 2. ahead: how many
+    requests it waits for."""
 
     side: Side
     place: int
@@ -237,10 +236,10 @@ def compare(
     plain_first: bool = True,
     guest: str = "",
 ) -> Iterator[Progress | Comparison]:
-    """Answer plain and as `settings` say, one after the other: Progress, then one Comparison.
+    """Answer plain and with `settings`, one after the other: Progress, then one Comparison.
 
-    It never waits: the caller pauses between two of them. Closing the iterator stops what runs.
-    guest: as in Session.submit. Raises MedusaChatError when a side fails or is stopped.
+    It never blocks: the caller pauses between two values. Closing the iterator stops the running
+    answer. guest: as in Session.submit. Raises MedusaChatError when a side fails or is stopped.
     """
     if settings.drafter == "none":
         raise UsageError("both sides would be plain decoding: choose another drafter than none")
@@ -263,31 +262,31 @@ def compare(
     yield compared(traces["plain"], traces["drafted"], plain_first)
 
 
-def gap_request(session: Session, found: Comparison) -> PeekRequest | None:
-    """What to ask for the gap; None where nothing is to be asked. Raises ModelError when the
-    model that answered is no longer the one that is loaded."""
-    parts, plain = found.difference, found.plain.token_ids
-    if parts is None or parts.index >= min(len(plain), len(found.drafted.token_ids)):
+def gap_request(session: Session, comparison: Comparison) -> PeekRequest | None:
+    """The request for the probabilities of the two tokens at the first difference; None if there is
+    nothing to measure. Raises ModelError if another model is loaded by now."""
+    parts, plain = comparison.difference, comparison.plain.token_ids
+    if parts is None or parts.index >= min(len(plain), len(comparison.drafted.token_ids)):
         return None
     model = session.state.model
-    if model is None or (model.name, model.precision) != (found.model, found.precision):
+    if model is None or (model.name, model.precision) != (comparison.model, comparison.precision):
         raise ModelError("another model is loaded now: run both again")
-    both = plain[parts.index], found.drafted.token_ids[parts.index]
-    return PeekRequest((*found.prompt_token_ids, *plain[: parts.index]), tokens=both)
+    both = plain[parts.index], comparison.drafted.token_ids[parts.index]
+    return PeekRequest((*comparison.prompt_token_ids, *plain[: parts.index]), tokens=both)
 
 
-def add_gap(found: Comparison, peek: Peek) -> Comparison:
-    """The comparison with what the model said to `gap_request`."""
+def add_gap(comparison: Comparison, peek: Peek) -> Comparison:
+    """The comparison with the gap from the result of `gap_request`."""
     one, two = peek.asked
-    parts, gap = found.difference, None
+    parts, gap = comparison.difference, None
     assert parts is not None
     if one.probability > 0 and two.probability > 0:
         gap = math.log(one.probability) - math.log(two.probability)
-    return replace(found, difference=Difference(parts.index, one.text, two.text, gap))
+    return replace(comparison, difference=Difference(parts.index, one.text, two.text, gap))
 
 
 def _follow(session: Session, ticket: Ticket[Event], begun: Progress) -> Iterator[Progress]:
-    """The progress of one answer until it has ended well; raises why it has not."""
+    """The progress of one answer until it has finished. Raises MedusaChatError if it failed."""
     taken, tokens, seconds = 0, 0, 0.0
     try:
         while True:

@@ -1,7 +1,7 @@
-"""History: the owner's conversations on disk (SQLite, WAL), which one program at a time writes.
+"""History: the owner's conversations on disk (SQLite, WAL), written by one program at a time.
 
-The program that runs the page takes a lock beside the file and keeps it until it ends; the system
-releases it even after a crash. Every other program only reads.
+The program that runs the page holds a lock beside the file until it ends; the system releases the
+lock even after a crash. Every other program only reads.
 """
 
 import json
@@ -56,16 +56,16 @@ PRESENT = "SELECT body, created_at, updated_at, deleted_at FROM conversations WH
 DELETED = "FROM conversations WHERE deleted_at <= ?"
 RESCUE = "INSERT OR IGNORE INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)"
 ROW = "SELECT * FROM conversations WHERE rowid = ?"
-LAST = (  # by the table; where that is broken, by the tree of its index
+LAST = (  # from the table; if that is broken, from its index
     "SELECT max(rowid) FROM conversations NOT INDEXED",
     "SELECT max(rowid) FROM conversations INDEXED BY newest",
 )
-MOST = 1_000_000  # conversations that were ever begun: a broken page may claim any number
-# SQLite never checks that a text is UTF-8: a damaged byte costs a character, not the list.
+MOST = 1_000_000  # rows: a broken page may claim any number
+# SQLite does not check that text is UTF-8: a damaged byte should cost a character, not the list.
 TEXT = partial(str, encoding="utf-8", errors="replace")
-PAGE, CHANGES = 4096, 27  # bytes of a page; where the first page has its count of changes
-# Errors of a file that cannot be read without writing beside it, where SQLite would put the index
-# of its log: the folder is read-only, or the disk full.
+PAGE, CHANGES = 4096, 27  # bytes of a page; offset of the change counter in the first page
+# Errors for a file that cannot be read because SQLite cannot write the index of its log beside it:
+# the folder is read-only, or the disk is full.
 NO_ROOM = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,
@@ -76,11 +76,11 @@ NO_ROOM = {
 
 
 class History:
-    """The conversations of a data folder's owner, by id; those of guests are never here.
+    """The conversations of a data folder's owner, by id; those of guests are never stored.
 
     Nothing is written before `own`. A failure to write or read stops no chat: it is reported once
-    through `tell`, and again only after a write has succeeded. told: all that was reported.
-    passed: how many of those are over.
+    through `tell`, and again only after a write has succeeded. told: all reports. passed: how many
+    of them are over.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None] | None = None) -> None:
@@ -94,7 +94,7 @@ class History:
         self._owner_lock = FileLock(f"{file}.lock", timeout=0, thread_local=False)
 
     def own(self) -> bool:
-        """Take the conversations for this program; False where another one has them."""
+        """Take the conversations for this program; False if another program has them."""
         with self._lock:
             if self.is_owned:
                 return True
@@ -106,19 +106,19 @@ class History:
             except Timeout:
                 return False
             except (OSError, NotImplementedError):
-                pass  # no place for a lock, or a disk without locks
+                pass  # the folder cannot be written, or the disk has no locks
             self.is_owned = True
             return True
 
     def close(self) -> None:
-        """Leave the conversations to the next program."""
+        """Release the conversations for other programs."""
         with self._lock:
             self.is_owned = False
             self._owner_lock.release()
 
     @property
     def other_owner(self) -> str:
-        """The program that has the conversations, in words."""
+        """The program that owns the conversations, in words."""
         try:
             note = json.loads(self._owner_file.read_text())
             begun = time.localtime(note["since"])
@@ -135,17 +135,17 @@ class History:
     # ---- reading ----
 
     def load(self, id: str) -> StoredConversation | None:
-        """A conversation; None when there is none that can be read."""
+        """A conversation; None if it does not exist or cannot be read."""
         rows = self._rows(f"{READ} AND id = ?", (id,))
         return self._parsed(rows[0]) if rows else None
 
     def all(self) -> list[StoredConversation]:
-        """Every conversation that can be read, the latest first."""
+        """All readable conversations, latest first."""
         rows = self._rows(f"{READ} ORDER BY updated_at DESC, rowid DESC")
         return [kept for row in rows if (kept := self._parsed(row)) is not None]
 
     def listed(self, search: str = "", most: int = -1) -> list[Listed]:
-        """Conversations that hold all words of `search`, latest first. most: -1 for all."""
+        """Conversations that contain all words of `search`, latest first. most: -1 for all."""
         return [Listed(*row) for row in self._rows(LIST, (search, search, most))]
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -167,7 +167,7 @@ class History:
             return base.execute(query, values).fetchall()
 
     def _parsed(self, row: tuple[str, float, float]) -> StoredConversation | None:
-        """The conversation of a row; None, and reported, for anything but what was written."""
+        """The conversation of a row; None, and reported, if it is invalid."""
         try:
             return StoredConversation.from_line(*row)
         except ValueError as error:
@@ -177,8 +177,8 @@ class History:
     # ---- writing ----
 
     def save(self, id: str, kept: StoredConversation, is_deleted: bool = False) -> bool:
-        """Write one conversation, whole or not at all; whether it was written. is_deleted: it is
-        not listed, and removed by a later `purge`, as one without messages is."""
+        """Write one conversation atomically -> whether it was written. is_deleted: it is no longer
+        listed, and a later `purge` removes it, as it does conversations without messages."""
         is_gone = is_deleted or not kept.tree.said
         times = (kept.created_at, kept.updated_at, time.time() if is_gone else None)
         row = (id, kept.title, *times, kept.words, kept.to_line())
@@ -187,9 +187,10 @@ class History:
     def add(
         self, imported: Sequence[tuple[str, StoredConversation]], taken: Container[str] = ()
     ) -> int | None:
-        """Write imported conversations, all or none: how many, None where that failed. One that is
-        here with all its messages is left out; one whose id belongs to another conversation, here
-        or in `taken`, gets an id derived from its content. Nothing that is here changes."""
+        """Write imported conversations, all or none -> how many were added, None if that failed.
+        One that is already here with all its messages is left out; one whose id belongs to another
+        conversation, here or in `taken`, gets an id derived from its content. Existing
+        conversations do not change."""
         added = 0
 
         def add(base: sqlite3.Connection) -> None:
@@ -210,7 +211,7 @@ class History:
         return added if self._write(add) else None
 
     def purge(self, seconds: float) -> list[str]:
-        """Remove from the disk what was deleted at least so many seconds ago; the ids."""
+        """Remove from the disk what was deleted at least this many seconds ago -> the ids."""
         if not self.file.exists():
             return []
         gone: list[str] = []
@@ -225,7 +226,7 @@ class History:
         return gone
 
     def _write(self, act: Callable[[sqlite3.Connection], object]) -> bool:
-        """Act on the file and commit; whether that succeeded."""
+        """Act on the file and commit -> whether that succeeded."""
         if not self.is_owned:
             return False
         try:
@@ -248,8 +249,8 @@ class History:
     # ---- failures ----
 
     def _repairing(self, act: Callable[[], T]) -> T:
-        """Do something; a second time where the file was broken and is repaired now. Raises
-        sqlite3.Error, also where another program owns the file."""
+        """Call `act`; if the file is broken, repair it and call `act` again. Raises sqlite3.Error,
+        also for a broken file that another program owns."""
         try:
             return act()
         except sqlite3.DatabaseError as error:
@@ -260,7 +261,7 @@ class History:
             return act()
 
     def fail(self, line: str) -> None:
-        """Report a failure to the owner, in the terminal and in every tab; once, until a write
+        """Report a failure to the owner, in the terminal and in every tab; only once until a write
         succeeds."""
         if line not in self._failures:
             self._failures.add(line)
@@ -277,8 +278,8 @@ class History:
 
 
 def opened(file: Path) -> sqlite3.Connection:
-    """A connection for writing; creates the file where there is none. Raises OSError and
-    sqlite3.Error, an exact DatabaseError where the file is broken."""
+    """A connection for writing; creates a missing file. Raises OSError and sqlite3.Error;
+    DatabaseError itself, not a subclass, for a broken file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     base = _connected(str(file))
     try:
@@ -290,8 +291,8 @@ def opened(file: Path) -> sqlite3.Connection:
 
 
 def opened_to_read(file: Path, tell: Callable[[str], None]) -> sqlite3.Connection | None:
-    """A connection to an existing file that works without writing anything; None for an empty
-    file. tell: gets a line where the latest writes cannot be read. Raises as `opened` does."""
+    """A connection to an existing file that writes nothing; None for an empty file. tell: called
+    with a line if the latest writes cannot be read. Raises as `opened` does."""
     path = quote(os.fsencode(file.absolute().as_posix()))
     address = f"file:///{path.removeprefix('/')}?mode=ro"  # a drive stands behind a slash as well
     try:
@@ -302,8 +303,8 @@ def opened_to_read(file: Path, tell: Callable[[str], None]) -> sqlite3.Connectio
     log = Path(f"{file}-wal")
     if log.exists() and log.stat().st_size:
         tell(
-            f"the conversations are shown without the latest messages, which are in {log} and "
-            "can be read only where the disk can be written"
+            f"the latest messages are missing: they are in {log}, which can be read only if the "
+            "folder is writable"
         )
     return _reading(f"{address}&immutable=1")
 
@@ -325,9 +326,8 @@ def _connected(address: str) -> sqlite3.Connection:
 
 
 def _prepare(base: sqlite3.Connection, lines: Sequence[str] = ()) -> bool:
-    """Execute the lines and define the functions of queries; whether the file has a schema. Raises
-    an exact DatabaseError where the schema is damaged, also where SQLite has another error for
-    that."""
+    """Execute the lines and define the functions used in queries -> whether the file has a schema.
+    Raises DatabaseError itself, not a subclass, for a damaged schema."""
     base.create_function("holds", 2, lambda words, search: holds(TEXT(words), search))
     base.create_function("excerpt", 2, lambda body, search: excerpt_of(TEXT(body), search))
     try:
@@ -335,7 +335,7 @@ def _prepare(base: sqlite3.Connection, lines: Sequence[str] = ()) -> bool:
             base.execute(line)
         names = tuple(name for _, name, *_ in base.execute("PRAGMA table_info(conversations)"))
         (entries,) = base.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except UnicodeDecodeError:  # of a message that quotes the damaged byte
+    except UnicodeDecodeError:  # from an error message that quotes the damaged byte
         raise sqlite3.DatabaseError("its schema is damaged") from None
     if entries and not set(NAMES) <= set(names):
         raise sqlite3.DatabaseError(f"its columns are {', '.join(names)[:100] or 'gone'}")
@@ -343,8 +343,8 @@ def _prepare(base: sqlite3.Connection, lines: Sequence[str] = ()) -> bool:
 
 
 def repair(file: Path) -> str:
-    """Replace a broken file by a new one with all rows that can be read, and set the broken one
-    aside; what was done, in words. Raises OSError and sqlite3.Error."""
+    """Replace a broken file with a new one that has all readable rows, and keep the broken one
+    under another name -> what was done, in words. Raises OSError and sqlite3.Error."""
     now = time.time_ns()
     aside, new, copy = (
         file.with_name(f"{file.name}.{kind}-{now}") for kind in ("corrupt", "new", "copy")
@@ -372,8 +372,8 @@ def repair(file: Path) -> str:
 
 
 def _replace_first_page(copy: Path, new: Path) -> None:
-    """Give the copy the first page of a new file, header and schema, which is the same in all our
-    files but for the number of pages; that is ignored unless the count of changes fits."""
+    """Give the copy the first page of a new file, header and schema. It is the same in all our
+    files except for the number of pages, which SQLite ignores if the change counter differs."""
     page = bytearray(new.read_bytes()[:PAGE])
     page[CHANGES] ^= 1
     with copy.open("r+b") as stream:
@@ -381,10 +381,10 @@ def _replace_first_page(copy: Path, new: Path) -> None:
 
 
 def _readable(copy: Path) -> Iterator[tuple[Any, ...]]:
-    """The rows that can be read and hold a conversation, each fetched by itself: a broken page
-    costs only what lies on it."""
+    """The readable rows with a valid conversation, each fetched separately: a broken page costs
+    only the rows on it."""
     with closing(_connected(str(copy))) as base:
-        with suppress(sqlite3.Error):  # no database: no row can be read either
+        with suppress(sqlite3.Error):  # not a database: no row can be read
             base.execute("PRAGMA writable_schema = ON")  # reads a file whose end is missing
         for number in range(1, _last(base) + 1):
             try:

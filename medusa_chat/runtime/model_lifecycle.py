@@ -1,7 +1,7 @@
 """ModelLifecycle: the model of a session, from its load to its end.
 
-How it is loaded, what the page shows of it, what is left after a load that failed, and whether it
-is loaded again when its process ended by itself."""
+It runs loads, keeps the state that the page shows, restores the earlier model after a failed load,
+and decides whether to reload after a crash of the model's process."""
 
 import time
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ from medusa_chat.messages import (
 from medusa_chat.runtime.requests import MeasureMemory, Reply
 from medusa_chat.runtime.runner import Runner, WorkerGone
 
-MAX_CRASHES = 3  # of the worker in a row: then restarting is left to the user
+MAX_CRASHES = 3  # of the worker in a row; then the user has to restart it
 NO_MODEL = ("empty", "failed")
-STABLE_SECONDS = 60.0  # a model that was ready for so long ends the row
+STABLE_SECONDS = 60.0  # a crash after this time with a ready model counts as the first again
 REMEDY = (
-    "Send a message to try again; if it ends again, choose a smaller model or --max-context, "
+    "Send a message to try again; if it crashes again, choose a smaller model or --max-context, "
     "or close other programs."
 )
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """What the page shows of the model. message: why it "failed" and what to do; why it is
-    "loading" when the worker's end is the reason; while "ready" or "empty", why the last load did
-    not bring another one. done, total, rate, note: of a phase that has them, as in LoadPhase.
-    learnt: what the last answer's budget knows, None before one."""
+    """What the page shows of the model. message: for "failed" the reason and the remedy; for
+    "loading" the crash that caused it, if any; for "ready" and "empty" why the last load brought no
+    new model. done, total, rate, note: of the load's phase, as in LoadPhase. learnt: what the last
+    answer's budget has learnt; None before the first answer."""
 
     status: Literal["empty", "loading", "ready", "failed"] = "empty"
     phase: str = ""
@@ -50,10 +50,10 @@ class ModelState:
 
 
 class ModelLifecycle:
-    """The model behind a runner. One thread at a time runs requests; any may read.
+    """The model behind a runner. One thread at a time runs requests; any thread may read.
 
-    state: what the page shows. requested: the load that was asked for last. loaded: the load that
-    succeeded last. memory: as it was measured last.
+    state: what the page shows. requested: the last load requested. loaded: the last load that
+    succeeded. memory: the last measurement.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -63,12 +63,12 @@ class ModelLifecycle:
         self.loaded: LoadRequest | None = None
         self.memory: DeviceMemory | None = None
         self._present: tuple[LoadRequest, ModelInfo] | None = None  # the model in the worker
-        self._abandoned: LoadRequest | None = None  # a load that ended the worker too often
+        self._abandoned: LoadRequest | None = None  # a load that crashed the worker too often
         self._crashes = 0  # of the worker in a row
         self._ready_at = 0.0
 
     def run(self, request: Request[V]) -> Iterator[V]:
-        """Run a request in this thread, and follow what it changes of the model."""
+        """Run a request in this thread, and update the model's state from its results."""
         match request:
             case LoadRequest():
                 return self._load(request)
@@ -79,7 +79,7 @@ class ModelLifecycle:
         return self.runner.run(request)
 
     def require_ready(self) -> None:
-        """Raises ModelError, with why, where no model is ready."""
+        """Raises ModelError with the reason if no model is ready."""
         if self.state.status != "ready":
             raise ModelError(self.state.message or "no model is loaded: load one first")
 
@@ -120,11 +120,11 @@ class ModelLifecycle:
                 yield memory
         except WorkerGone:
             raise
-        except Exception:  # no such device here: a load will say so
+        except Exception:  # no such device: a load will report it
             self.memory = None
 
     def restore(self, error: MedusaChatError) -> None:
-        """Go back to the model before a load that was refused or stopped, if it is still there."""
+        """Return to the earlier model, if it still exists, after a refused or stopped load."""
         if isinstance(error, WorkerGone) or getattr(error, "is_model_lost", False):
             self._present = None
         if self._present is not None:
@@ -136,12 +136,12 @@ class ModelLifecycle:
             self.state = ModelState("failed", message=str(error))
 
     def fail(self, why: str) -> None:
-        """Note that a load ended in an unexpected error: no model is there."""
+        """Record that a load ended with an unexpected error and left no model."""
         self._present = None
         self.state = ModelState("failed", message=why)
 
     def load_after_crash(self, error: WorkerGone) -> LoadRequest | None:
-        """What to load again, the worker being gone; None where that cannot help."""
+        """The request to reload after a crash of the worker; None where a reload cannot help."""
         self._present = None
         if self.requested is None or self.state.status == "empty":
             return None
@@ -155,9 +155,9 @@ class ModelLifecycle:
         self.state = ModelState("failed", message=f"{error}, repeatedly. {REMEDY}")
         return None
 
-    def take_lost(self) -> LoadRequest | None:
-        """A load for one attempt more: one that was given up, or of a model that was here and is
-        no more; None where there is none."""
+    def take_reload(self) -> LoadRequest | None:
+        """The request for one more attempt to load: a load that was given up after crashes, or that
+        of a model that was lost; None where there is none."""
         request, self._abandoned = self._abandoned, None
         if request is None and self.state.status in NO_MODEL and self.requested == self.loaded:
             request = self.requested
@@ -167,5 +167,5 @@ class ModelLifecycle:
         return request
 
     def reset_crashes(self) -> None:
-        """The worker's next end counts as the first of a row."""
+        """The worker's next crash counts as the first in a row."""
         self._crashes = 0

@@ -1,4 +1,4 @@
-"""Plain clock: the time of a plain step beside an answer, so that like is compared with like."""
+"""Plain clock: times plain steps under the conditions of an answer, for a fair comparison."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,33 +10,31 @@ from medusa_chat.decoding.events import Finished, Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 
-SHARE = 1 / 32  # of the time of answers that timing may take
-MOMENT = 0.2  # seconds that it may take in any case, behind an answer
-TOKENS = 36  # most of an answer that are decoded again
-COUNTED = (
-    1 / 4
-)  # the last of them: for some twenty steps after drafted ones a small model's are slower
-FEWEST = 2  # steps that are a measure
+SHARE = 1 / 32  # of the answers' time that timing may take
+ALWAYS = 0.2  # seconds that it may take after any answer
+TOKENS = 36  # most tokens of an answer that are decoded again
+COUNTED = 1 / 4  # the last steps; a small model's first twenty after drafted steps are slower
+FEWEST = 2  # least number of steps that gives a time
 
 
 def plain_step_seconds(
     loaded: LoadedModel, prompt_ids: Sequence[int], settings: GenerationSettings, last: Finished
 ) -> float | None:
     """Mean seconds of a plain step as it would have been within the answer that ended with `last`;
-    None where that is plain itself, too short, or timing would take too long.
+    None if the answer is itself plain or too short, or if timing would take too long.
 
-    The last tokens of the answer are decoded once more, plainly: the steps have the path, settings,
-    recording and length of text of the answer's own, directly after them. Where acceptance is exact
-    they give the answer's tokens again, so that the cache stays as it was. All timings take about
-    SHARE of the answers' time, or MOMENT each.
+    The last tokens of the answer are decoded once more by plain steps, directly after it and with
+    the same code path, settings, recording and text length. With exact acceptance they give the
+    answer's own tokens, so the cache stays as it was. All timings together take about SHARE of the
+    answers' time, or ALWAYS each.
 
-    Both are timed without what other programs took of the processor. As much of that as the answer
-    had is then added to the plain step too.
+    Both are timed without the processor time of other programs; the answer's share of that time is
+    then added to the plain step.
     """
     spent, time = last.stats.seconds, loaded.plain
     time.allowed += SHARE * spent
-    step = time.step or spent / max(1, last.stats.steps)  # at most
-    room = int(max(MOMENT, time.allowed) / step) if step else 0
+    step = time.step or spent / max(1, last.stats.steps)  # an upper limit
+    room = int(max(ALWAYS, time.allowed) / step) if step else 0
     count = min(TOKENS, len(last.token_ids) - 1, room)
     if settings.drafter == "none" or count <= FEWEST:
         return None

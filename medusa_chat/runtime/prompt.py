@@ -1,4 +1,4 @@
-"""Prompt: a text or a conversation as token ids, whose earlier turns keep theirs."""
+"""Prompt: a text or a conversation as token ids; earlier turns keep their ids."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -16,24 +16,24 @@ from medusa_chat.decoding.reasoning import HARMONY, Part, State, read
 from medusa_chat.errors import ContextError, ConversationRefused, UsageError
 from medusa_chat.messages import Message, Text, TokenIds
 
-SYSTEM = "system messages: they are read as the beginning of your next message"
-ROLES = "two messages of one role in a row: they are read as one"
+SYSTEM = "system messages: they are put at the start of your next message"
+ROLES = "two messages of one role in a row: they are joined"
 R = TypeVar("R")
 
 
 class Turns(NamedTuple):
-    """messages: as they are rendered. refused: what the template does not take, and what is done
-    about it, in words; empty where the conversation is as it was."""
+    """messages: as they are rendered. refused: what the template does not accept, and what was done
+    about it, in words; empty for an unchanged conversation."""
 
     messages: list[Message]
     refused: str = ""
 
 
 def rendered(messages: Sequence[Message], render: Callable[[list[Message]], R]) -> tuple[R, str]:
-    """What `render` makes of a conversation, and what of it the template refused, in words. Where
-    it refuses the messages as they are, those of one role in a row become one, then a system
-    message after the first goes into the next message of the user, then the first does too.
-    Raises the first ConversationRefused where the template takes none of these."""
+    """Render a conversation -> (the result, what the template refused, in words). If it refuses the
+    messages unchanged, messages of one role in a row are joined; then system messages after the
+    first message are moved into the next user message; then the first one too. Raises the first
+    ConversationRefused if the template accepts none of these."""
     first: ConversationRefused | None = None
     for turns in _ways(list(messages)):
         try:
@@ -45,9 +45,9 @@ def rendered(messages: Sequence[Message], render: Callable[[list[Message]], R]) 
 
 
 def _ways(messages: list[Message]) -> list[Turns]:
-    """The conversation as it is, and changed as little as may help; each way once."""
+    """The conversation unchanged, then with the smallest changes that may help; each once."""
     ways = [Turns(messages)]
-    for kept in (len(messages), 1, 0):  # how many of the messages may be system messages
+    for kept in (len(messages), 1, 0):  # system messages among the first `kept` stay
         unsystematic = _without_system(messages, kept)
         joined = _joined(unsystematic)
         names = [SYSTEM] * (unsystematic != messages) + [ROLES] * (joined != unsystematic)
@@ -57,14 +57,14 @@ def _ways(messages: list[Message]) -> list[Turns]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Messages of one role that follow each other are one."""
+    """Join consecutive messages of one role."""
     groups = ((role, list(turn)) for role, turn in groupby(messages, itemgetter("role")))
     return [{**turn[0], "content": _text(turn)} for _, turn in groups]
 
 
 def _without_system(messages: Sequence[Message], kept: int) -> list[Message]:
-    """System messages after the first `kept` messages go before the next message of the user;
-    those that none follows after the last one."""
+    """Put system messages after the first `kept` messages at the start of the next user message;
+    those that no user message follows, at the end of the last one."""
     done: list[Message] = []
     waiting: list[Message] = []
     for place, message in enumerate(messages):
@@ -88,15 +88,15 @@ def _text(messages: Sequence[Message]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
-PART = 250_000  # characters: shorter texts are not looked at, of longer ones so many at a time
-MANY = 100_000  # tokens that are counted whatever the context holds
+PART = 250_000  # characters: shorter texts are not counted, longer ones in parts of this length
+MANY = 100_000  # tokens that are always counted, however small the context
 REMEDY = "shorten it, start a new chat, or raise --max-context where the model allows it"
 
 
-def refuse_endless(tokenizer: Any, text: str, context: int) -> None:
-    """Raises ContextError for a text that cannot fit: of more characters than the longest tokens
-    stand for, as many as the context holds, or of far more tokens than that, counted part by part:
-    cuts between parts make a few more of them, so twice the context is not too much."""
+def refuse_too_long(tokenizer: Any, text: str, context: int) -> None:
+    """Raises ContextError for a text that cannot fit: one with more characters than a context full
+    of the longest tokens, or with more than twice as many tokens as the context, counted in parts
+    (cuts between parts add a few tokens)."""
     if len(text) <= PART:
         return
     most = context * max(map(len, tokenizer.get_vocab()))
@@ -117,14 +117,14 @@ def refuse_endless(tokenizer: Any, text: str, context: int) -> None:
             )
 
 
-REASONING = ("reasoning", "reasoning_content", "thinking")  # its keys in messages, by templates
+REASONING = ("reasoning", "reasoning_content", "thinking")  # its keys in chat templates
 
 
 class PromptIds(NamedTuple):
-    """A prompt's ids and the text they stand for. left_out: how many messages of its beginning the
-    context has no room for. refused: what the chat template does not take, in words. state: where
-    the answer begins, amid reasoning or not. typed: where messages hold the text of control tokens.
-    """
+    """A prompt's ids and their text. left_out: how many of the oldest messages were left out for
+    lack of space in the context. refused: what the chat template does not accept, in words. state:
+    the reasoning state in which the answer begins. typed: the spans of the text in which messages
+    contain the text of control tokens."""
 
     ids: list[int]
     text: str
@@ -150,31 +150,31 @@ def encode(
 ) -> PromptIds:
     """The ids of a prompt. continues, options: as in Reply.
 
-    A conversation is rendered by the tokenizer's chat template; where its last message is the
-    assistant's, the text ends inside it and the answer continues it, its reasoning too where that
-    never ended. What messages say is text (ControlTokens). The text up to the end of the last
-    answer keeps its ids: only what follows is tokenised, so that the cache is reused. Raises
-    ContextError for what is far too long to be tokenised.
+    A conversation is rendered by the tokenizer's chat template. If its last message is the
+    assistant's, the text ends inside it and the answer continues it, including reasoning that has
+    not ended. Messages never produce control tokens (see ControlTokens). The text up to the end of
+    the last answer keeps its ids and only the rest is tokenised, so that the cache is reused.
+    Raises ContextError for text that is far too long to tokenise.
     """
     tokenizer, context = loaded.tokenizer, loaded.info.context
     if isinstance(prompt, TokenIds):
-        return PromptIds(_known(loaded, prompt.ids), "")
+        return PromptIds(_checked_ids(loaded, prompt.ids), "")
     if isinstance(prompt, str):
-        refuse_endless(tokenizer, prompt, context)
+        refuse_too_long(tokenizer, prompt, context)
         return PromptIds(_raw(tokenizer, prompt), prompt)
     if not tokenizer.chat_template:
         raise UsageError(
             f"{loaded.info.name} has no chat template: give texts, with `generate --raw --prompt` "
             "or --prompts"
         )
-    refuse_endless(tokenizer, "".join(_part(one).text for one in prompt), context)
+    refuse_too_long(tokenizer, "".join(_part(one).text for one in prompt), context)
 
     def render(messages: list[Message]) -> _Rendering:
         return _rendered(loaded, messages, continues, options)
 
-    found, refused = rendered(prompt, render)
-    text, typed, state = found
-    refuse_endless(tokenizer, text, context)
+    rendering, refused = rendered(prompt, render)
+    text, typed, state = rendering
+    refuse_too_long(tokenizer, text, context)
     said = loaded.said
     if said is None or not said.begins(text, typed):
         ids = loaded.control_tokens.ids(text, typed)
@@ -185,8 +185,8 @@ def encode(
     return PromptIds(ids, text, refused=refused, state=state, typed=typed)
 
 
-def _known(loaded: LoadedModel, ids: Sequence[int]) -> list[int]:
-    """The ids of a prompt that came as ids. Raises UsageError for what is no token."""
+def _checked_ids(loaded: LoadedModel, ids: Sequence[int]) -> list[int]:
+    """The ids of a prompt given as ids. Raises UsageError for ids outside the vocabulary."""
     size = loaded.engine.backbone.vocabulary
     for token in ids:
         if not 0 <= token < size:
@@ -195,19 +195,20 @@ def _known(loaded: LoadedModel, ids: Sequence[int]) -> list[int]:
 
 
 def _raw(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text with what the tokenizer puts around it; BOS once where it is typed too."""
+    """The ids of a text with the tokenizer's special tokens; a typed BOS is not doubled."""
     ids: list[int] = tokenizer(text)["input_ids"]
     bos = tokenizer.bos_token_id
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int) -> PromptIds:
-    """`encode` of a conversation without its oldest messages, where the context would not hold it
-    and `wanted` new tokens, or a quarter of the context where that is less.
+    """Like `encode`, but leaves out the oldest messages of a conversation if the context cannot
+    hold it with `wanted` new tokens, or with a quarter of the context if that is less.
 
-    The system prompt stays, and a user's message comes first. Tokens are dropped by quarters of the
-    context, so that some turns to come begin alike and the cache is reused; not of a conversation
-    that is too long to be counted. Raises ContextError where the last message is.
+    The system prompt stays, and the rest begins with a user message. Messages are dropped in
+    steps of a quarter of the context, so that the next turns begin alike and reuse the cache;
+    except where the conversation is too long to count. Raises ContextError if the last message
+    alone is too long.
     """
     part = -(-loaded.info.context // 4)
     most = loaded.info.context - min(wanted, part)
@@ -234,22 +235,22 @@ def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int)
 def _rendered(
     loaded: LoadedModel, messages: list[Message], continues: bool, options: Mapping[str, Any]
 ) -> _Rendering:
-    """The conversation up to where the assistant's next token belongs. Raises UsageError."""
+    """The conversation up to the place of the assistant's next token. Raises UsageError."""
     hidden: list[str] = []
-    parts = [_taken_apart(loaded, one, hidden) for one in messages]
+    parts = [_hidden_part(loaded, one, hidden) for one in messages]
     shown = [_for_template(loaded, *one) for one in zip(messages, parts, strict=True)]
     is_begun = continues and messages and messages[-1]["role"] == "assistant"
     begun = parts[-1] if is_begun else None
     if begun is None:
         text = renderer().render(loaded.tokenizer, shown, options=options)
         state = loaded.markup.after(text)
-    elif begun.reasoning:  # as the model wrote it: templates may leave it out
+    elif begun.reasoning:  # rendered in the model's own markup: templates may drop it
         prompt = renderer().render(loaded.tokenizer, shown[:-1], options=options)
         text = prompt + loaded.markup.written(begun, prompt)
         state = "answer" if begun.text else "reasoning"
     else:
         text = renderer().render(loaded.tokenizer, shown, continues=True, options=options)
-        trimmed = begun.text.rstrip()  # some templates strip a message; its end is its own
+        trimmed = begun.text.rstrip()  # some templates strip messages; restore the end
         if not text.endswith(begun.text) and text.endswith(trimmed):
             text += begun.text[len(trimmed) :]
         state = "answer"
@@ -263,23 +264,23 @@ def _part(message: Message) -> Part:
     return read(part.text) if is_read else part
 
 
-def _taken_apart(loaded: LoadedModel, message: Message, hidden: list[str]) -> Part:
-    """The same without the text of control tokens."""
+def _hidden_part(loaded: LoadedModel, message: Message, hidden: list[str]) -> Part:
+    """The same, with the text of control tokens hidden."""
     return Part(*(loaded.control_tokens.hide(text, hidden) for text in _part(message)))
 
 
 def _for_template(loaded: LoadedModel, message: Message, part: Part) -> Message:
-    """A message as templates take it. Reasoning has several names; a template that knows none of
-    them leaves it out. Harmony's leave it out, too, and the first of them broke at it."""
+    """A message in the form that templates expect. Reasoning has several keys; a template ignores
+    those it does not know. Harmony's templates ignore it too, and the first ones failed on it."""
     made = {"role": message["role"], "content": part.text}
     is_told = part.reasoning and loaded.markup != HARMONY
     return made | dict.fromkeys(REASONING, part.reasoning) if is_told else made
 
 
-def said_so_far(loaded: LoadedModel, prompt: PromptIds, event: Finished) -> CachedText | None:
-    """The conversation with the answer, for the next turn to begin with; None after an error, and
-    where the answer ends amid a character. An answer that was cut, as at a stop string, is not how
-    that turn begins."""
+def cached_text(loaded: LoadedModel, prompt: PromptIds, event: Finished) -> CachedText | None:
+    """The conversation with the answer, which the next turn begins with; None after an error, or if
+    the answer ends inside a character. (If the answer was cut at a stop string, the next turn does
+    not match this text and is tokenised anew.)"""
     whole = loaded.tokenizer.decode(list(event.token_ids), clean_up_tokenization_spaces=False)
     if event.reason == "error" or whole.endswith(STRAY):
         return None

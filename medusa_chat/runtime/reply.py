@@ -1,4 +1,4 @@
-"""reply(): the answer to a conversation, its settings resolved for the model that is loaded."""
+"""reply(): answers a conversation, with its settings resolved for the loaded model."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo, Text, TokenIds
 from medusa_chat.runtime.plain_clock import plain_step_seconds
-from medusa_chat.runtime.prompt import encode, encode_latest, said_so_far
+from medusa_chat.runtime.prompt import cached_text, encode, encode_latest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.trees.presets import load_tree
 
@@ -24,7 +24,7 @@ from medusa_chat.trees.presets import load_tree
 def reply(
     loaded: LoadedModel, asked: Reply, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Told]:
-    """Answer a conversation, or continue a raw text. Raises what cannot be answered."""
+    """Answer a conversation, or continue a raw text. Raises MedusaChatError if that is refused."""
     prompt = asked.prompt
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
@@ -34,7 +34,7 @@ def reply(
         read = encode_latest(loaded, prompt, settings.max_new_tokens)
     else:
         read = encode(loaded, prompt, asked.continues, asked.template_options)
-    ids, notes = read.ids, _said_once(loaded, prompt, read.refused)
+    ids, notes = read.ids, _template_note(loaded, prompt, read.refused)
     advice = _Advice(loaded.info, settings.nodes or 1)
     reader = None if isinstance(prompt, str | TokenIds) else loaded.reasoning_reader(read.state)
     answer = loaded.engine.generate(
@@ -53,36 +53,36 @@ def reply(
                 told = {"left_out": read.left_out, "backbone": loaded.info.backbone, "notes": notes}
                 event = replace(event, **told)
             elif isinstance(event, Finished):
-                event = _with_plain(loaded, ids, settings, event)
+                event = _with_plain_time(loaded, ids, settings, event)
                 if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
                     event = replace(event, learnt=drafter.budget.learnt)
                 if not isinstance(prompt, str | TokenIds):
-                    loaded.said = said_so_far(loaded, read, event)
+                    loaded.said = cached_text(loaded, read, event)
             yield event
 
 
-def _said_once(loaded: LoadedModel, prompt: Text, refused: str) -> tuple[str, ...]:
-    """The note on what a chat template refused, the first time in a conversation."""
+def _template_note(loaded: LoadedModel, prompt: Text, refused: str) -> tuple[str, ...]:
+    """The note on what the chat template refused; only the first time in a conversation."""
     first = next((m["content"] for m in prompt if m["role"] == "user"), "") if refused else ""
     key = hash((refused, first))
     if not refused or key in loaded.told:
         return ()
     loaded.told.add(key)
-    return (f"the model's chat template takes no {refused}",)
+    return (f"the model's chat template accepts no {refused}",)
 
 
-def _with_plain(
+def _with_plain_time(
     loaded: LoadedModel, ids: Sequence[int], settings: GenerationSettings, last: Finished
 ) -> Finished:
-    """The end of an answer with the time of a plain step beside it, where one can be timed."""
+    """The end of an answer with the time of a plain step, if one can be timed."""
     if last.reason in ("error", "cancelled"):
         return last
-    found = plain_step_seconds(loaded, ids, settings, last)
-    return replace(last, stats=replace(last.stats, plain_step_seconds=found))
+    plain_seconds = plain_step_seconds(loaded, ids, settings, last)
+    return replace(last, stats=replace(last.stats, plain_step_seconds=plain_seconds))
 
 
 class _Advice:
-    """The message of an answer that ran out of memory: what to try, before or after its start."""
+    """The message for an answer that ran out of memory: what to try, before or after its start."""
 
     def __init__(self, info: ModelInfo, nodes: int) -> None:
         self.info, self.nodes, self.has_begun = info, nodes, False
@@ -99,10 +99,10 @@ class _Advice:
 def resolve(
     loaded: LoadedModel, settings: GenerationSettings
 ) -> tuple[GenerationSettings, Drafter]:
-    """Fill in drafter, tree, nodes and seed; the drafter itself. Raises UsageError.
+    """Resolve drafter, tree, nodes and seed -> (the settings, the drafter). Raises UsageError.
 
-    A budget decides how much each step drafts where the tree is auto, nobody has said how many
-    nodes it has, and the draft does not change the text, as with typical acceptance."""
+    A budget decides how much each step drafts if the tree is auto, the number of nodes is not set,
+    and the draft cannot change the text (with typical acceptance it can)."""
     drafter, budget = settings.drafter or "auto", None
     if drafter == "auto" and not loaded.info.heads:
         drafter = PromptLookup.name
@@ -111,7 +111,7 @@ def resolve(
     is_recorded = loaded.engine.backend.tries > 0
     if drafter == "none":
         tree, name, nodes = ROOT, "none", 1
-    elif drafter == PromptLookup.name:  # a chain; only its length is chosen
+    elif drafter == PromptLookup.name:  # a chain: only its length is chosen
         tree, name = ROOT, drafter
         nodes = min(settings.nodes or DEPTH + 1, DEPTH + 1)
         if is_open and not is_recorded:  # recorded chains have one length

@@ -1,4 +1,4 @@
-"""Requests to a model, and the queue in which they wait for their turn."""
+"""Requests to a model, and the queue that they wait in."""
 
 import itertools
 import threading
@@ -27,10 +27,10 @@ from medusa_chat.messages import (
 class Reply(Request[Event]):
     """Answer a conversation, or continue a raw text.
 
-    drops_oldest: whether the oldest messages of a conversation that is too long for the context are
-    left out; else that is refused. continues: whether a last message of the assistant's is
-    continued; else the assistant begins another one. template_options: variables for the chat
-    template. logprobs: log probabilities of each token with so many alternatives; None for none.
+    drops_oldest: whether to leave out the oldest messages of a conversation that is too long for
+    the context, instead of refusing it. continues: whether to continue a last message of the
+    assistant, instead of beginning a new one. template_options: variables for the chat template.
+    logprobs: the number of alternatives for each token's log probability; None for no logprobs.
     """
 
     prompt: Prompt
@@ -43,41 +43,41 @@ class Reply(Request[Event]):
 
 @dataclass(frozen=True)
 class MeasureMemory(Request[DeviceMemory]):
-    """How much memory of a device the next model may take."""
+    """The memory that the next model may take on a device."""
 
     device: str = "auto"
 
 
 @dataclass(frozen=True)
 class Switch(Request[LoadPhase]):
-    """Load another model, and where that leaves none, the one before it again. Submitted to a
-    session, which asks its worker for the loads."""
+    """Load another model, and if that leaves none, reload the earlier one. For sessions, which run
+    the loads on their worker."""
 
     load: LoadRequest
 
 
-MAX_GUESTS = 8  # that wait
-ONE_ANSWER = "another answer of yours is not complete: wait for its end, or stop it"
+MAX_GUESTS = 8  # waiting
+ONE_ANSWER = "your earlier answer is not finished: wait for it, or stop it"
 OTHERS_WAIT = "other guests are waiting: try again in a moment"
-QUICK = PeekRequest | MeasureMemory  # done at once: nobody is told that they wait for one
+QUICK = PeekRequest | MeasureMemory  # so quick that they do not count as waiting
 
 
 @dataclass(frozen=True)
 class Stop:
-    """To the worker: end the current request. Ignored when that has ended already."""
+    """To the worker: end the current request. Ignored if it has already ended."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """From the worker: results of the current request, in order."""
+    """From the worker: the next results of the current request."""
 
     values: list[Any]
 
 
 @dataclass(frozen=True)
 class End:
-    """From the worker: the request has ended. error: why it was refused. is_last: the worker
-    exits now, because its device accepts no more work."""
+    """From the worker: the request has ended. error: why it failed. is_last: the worker exits now,
+    because its device accepts no more work."""
 
     error: Exception | None = None
     is_last: bool = False
@@ -85,13 +85,12 @@ class End:
 
 @dataclass(eq=False)
 class Ticket(Generic[V]):
-    """One request in a session's queue, and what has come of it. Read from any thread.
+    """One request in a session's queue, and its results so far. Any thread may read it.
 
-    trace: what came back so far; only appended to. reading: how much of the prompt is read, while
-    it is. error: why the request failed, and cause: by which exception; set before done is.
-    has_waited: whether a lost model was loaded before it already. guest: who asks, where the owner
-    does not.
-    first_seconds: from the submission to the first value, waiting included.
+    trace: the values so far, append-only. reading: progress of reading the prompt. error, cause:
+    why the request failed, as text and as exception; set before `done`. has_waited: whether it has
+    already waited for the reload of a lost model. guest: the guest who asks, empty for the owner.
+    first_seconds: from the submission to the first value, including the wait.
     """
 
     request: Request[V]
@@ -128,10 +127,10 @@ class Ticket(Generic[V]):
 
 
 class Queue:
-    """Tickets, first come first served, but the owner's before those of guests; one runs at a
-    time. For any thread.
+    """Tickets in order of arrival, the owner's before those of guests; one runs at a time. Safe for
+    any thread.
 
-    changed: its lock, to be held around what belongs together; notified of what comes.
+    changed: the lock, to be held around several calls that belong together; notified of changes.
     """
 
     def __init__(self) -> None:
@@ -141,19 +140,19 @@ class Queue:
         self._waiting: deque[Ticket[Any]] = deque()
 
     def __len__(self) -> int:
-        """The number of tickets that wait."""
+        """The number of waiting tickets."""
         return len(self._waiting)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something runs that others wait for; a load is told by the model's state."""
+        """Whether a request runs that others wait for; a load does not count (see ModelState)."""
         running = self.running
         is_over = running is None or running.done.is_set()  # it is released a moment later
         return not is_over and not isinstance(running.request, QUICK | LoadRequest)
 
     def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
-        """Append a ticket, or with is_next put it before all that wait. Raises UsageError where
-        the guest who asks has one already, or too many guests wait."""
+        """Append a ticket, or with is_next put it before all waiting ones. Raises UsageError if the
+        guest already has one, or if too many guests wait."""
         with self.changed:
             if ticket.guest and not is_next:
                 self._check_guest(ticket.guest)
@@ -171,7 +170,7 @@ class Queue:
             raise UsageError(OTHERS_WAIT)
 
     def next_ticket(self) -> Ticket[Any] | None:
-        """The next ticket, which runs from now on; None where none waits."""
+        """Take the next ticket and mark it as running; None if none waits."""
         with self.changed:
             self.running = self._waiting.popleft() if self._waiting else None
             if self.running is not None:
@@ -179,12 +178,12 @@ class Queue:
             return self.running
 
     def release(self) -> None:
-        """The ticket that was taken runs no more."""
+        """Mark the running ticket as finished with."""
         with self.changed:
             self.running = None
 
     def remove(self, ticket: Ticket[Any]) -> bool:
-        """Take out a ticket that waits; whether it did."""
+        """Remove a waiting ticket -> whether it was waiting."""
         with self.changed:
             is_waiting = ticket in self._waiting
             if is_waiting:
@@ -192,7 +191,7 @@ class Queue:
             return is_waiting
 
     def waiting(self, kind: type[Request[Any]] | UnionType) -> list[Ticket[Any]]:
-        """The tickets that wait for requests of a kind."""
+        """The waiting tickets with requests of this kind."""
         with self.changed:
             return [ticket for ticket in self._waiting if isinstance(ticket.request, kind)]
 
@@ -205,7 +204,7 @@ class Queue:
             return sum(not isinstance(t.request, QUICK) for t in before) + self.is_busy
 
     def close(self, why: str) -> None:
-        """End all that wait with an error; what runs is left alone."""
+        """End all waiting tickets with an error; a running one is left alone."""
         with self.changed:
             self.is_closed = True
             waiting = list(self._waiting)

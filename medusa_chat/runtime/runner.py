@@ -1,4 +1,4 @@
-"""Runner: where the model lives, in this process or in a worker process, and how it is asked.
+"""Runner: runs requests on the model, in this process or in a worker process.
 
 The page keeps the model in a worker process, so that decoding never competes with the page for the
 interpreter and a crash of the model ends the worker, not the app. This module never imports torch;
@@ -31,9 +31,9 @@ from medusa_chat.runtime.requests import End, Reply, Stop
 if TYPE_CHECKING:
     from medusa_chat.runtime.worker import Worker
 
-# Seconds from a stop until the worker is killed, which may be inside one long call: in a load that
-# still looks for its files, where killing it loses the model loaded before; in a load that reads
-# them; in the prefill, where one chunk may take a large model on a CPU that long; anywhere else.
+# Seconds between a stop and killing the worker, which may be inside one long call: in a load that
+# still looks for its files (killing it loses the earlier model); in a load that reads them; in the
+# prefill (one chunk may take a large model on a CPU this long); and in all other requests.
 PATIENCE = {"find": 3.0, "read": 1.0, "prompt": 60.0, "answer": 10.0}
 PR_SET_PDEATHSIG = 1
 WORKER = "medusa_chat.runtime.worker"  # it imports torch and transformers
@@ -44,12 +44,12 @@ class WorkerGone(MedusaChatError):
 
 
 class Runner(Protocol):
-    """Where the model lives.
+    """The process that holds the model.
 
     run: one request at a time; closing the iterator stops it. stop: from any thread; an answer
     then ends with reason "cancelled", a load raises LoadStopped. on_gone: called, from any thread,
-    when the worker process exits unasked. gone: why it exited, None while it lives.
-    process_memory: bytes of main memory it holds; None in this process, or where unknown.
+    when the worker process exits unexpectedly. gone: why it exited, None while it runs.
+    process_memory: bytes of main memory that it holds; None in this process, or if unknown.
     """
 
     on_gone: Callable[[], None] | None
@@ -62,7 +62,7 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """A Worker in this process: `generate`, `chat`, `bench` and tests."""
+    """A Worker in this process, for `generate`, `chat`, `bench` and tests."""
 
     on_gone: Callable[[], None] | None = None
 
@@ -95,8 +95,8 @@ class InProcess:
 
 @dataclass(eq=False)
 class Running:
-    """The request that runs. stage: a key of PATIENCE.
-    is_stopping: whether it was asked to stop. is_killed: whether its process was killed."""
+    """The running request. stage: a key of PATIENCE. is_stopping: whether it was asked to stop.
+    is_killed: whether its process was killed."""
 
     stage: str
     is_stopping: bool = False
@@ -152,7 +152,7 @@ class WorkerProcess:
             if not running.is_killed:
                 raise
             if not isinstance(request, LoadRequest):
-                raise WorkerGone("the model did not stop, so its process was ended") from None
+                raise WorkerGone("the model did not stop, so its process was killed") from None
             self._start()
             error = LoadStopped(f"loading {request.checkpoint} was stopped: no model is loaded")
             error.is_model_lost = True
@@ -239,7 +239,7 @@ class WorkerProcess:
 
 
 def _worker_gone(process: BaseProcess) -> WorkerGone:
-    """How a process exited. Its code is None for a moment while another thread reads it."""
+    """The error that says how a process exited. Its exit code may be None for a moment."""
     end = "without an exit code"
     for _ in range(50):
         code = process.exitcode
@@ -247,12 +247,12 @@ def _worker_gone(process: BaseProcess) -> WorkerGone:
             end = f"signal {-code}" if code < 0 else f"exit code {code}"
             break
         time.sleep(0.01)
-    return WorkerGone(f"the model's process ended ({end})")
+    return WorkerGone(f"the model's process exited unexpectedly ({end})")
 
 
 def serve(pipe: Connection) -> None:
-    """The worker process: answer requests from the pipe (worker.serve_requests) until the app or
-    the device is gone, or Ctrl-C ends both."""
+    """The worker process: answer requests from the pipe (worker.serve_requests) until the app
+    exits, the device fails, or Ctrl-C ends both."""
     end_with_parent()
     clean_output()  # libraries print strings from files of strangers
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -260,6 +260,7 @@ def serve(pipe: Connection) -> None:
         with preparing():
             from medusa_chat.runtime.worker import serve_requests
 
+        gc.freeze()  # modules live to the end: collecting garbage, as loads do, leaves them out
         serve_requests(pipe)
 
 
@@ -282,8 +283,8 @@ def preparing() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process with the one that started it, even if that is killed. On Linux the kernel
-    does it, in the middle of any call; elsewhere a thread does, once it gets its turn."""
+    """End this process when its parent ends, even if that is killed. On Linux the kernel does this
+    inside any call; elsewhere a thread does, as soon as it is scheduled."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return  # not started by multiprocessing

@@ -1,4 +1,4 @@
-"""Session: the one door of every front end to a model, and the thread that serves it."""
+"""Session: how every front end uses a model, and the thread that runs its requests."""
 
 import os
 import threading
@@ -32,12 +32,12 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is answered any more."""
+        """Whether it accepts no more requests."""
         return self._queue.is_closed
 
     def submit(self, request: Request[V], guest: str = "") -> Ticket[V]:
-        """Queue a request for the session's own thread; returns at once. guest: who asks, where the
-        owner does not; then raises UsageError (Queue.put)."""
+        """Queue a request for the session's own thread; returns at once. guest: the guest who asks,
+        empty for the owner. Raises UsageError for guests (see Queue.put)."""
         ticket = Ticket(request, guest)
         with self._queue.changed:
             if isinstance(request, LoadRequest):
@@ -51,8 +51,8 @@ class Session:
         return self._queue.position(ticket)
 
     def cancel(self, ticket: Ticket[Any]) -> None:
-        """Give a request up: at once while it waits; an answer that runs ends at its next step, a
-        load within seconds."""
+        """Cancel a request: at once while it waits; a running answer stops at its next step, a load
+        within seconds."""
         with self._queue.changed:
             ticket.is_cancelled = True
             if self._queue.remove(ticket):
@@ -61,7 +61,7 @@ class Session:
                 self.runner.stop()
 
     def take_up(self, request: Request[V]) -> Ticket[V]:
-        """The ticket of an equal request that runs already, else a new one."""
+        """The ticket of an equal request that is already running, otherwise a new one."""
         with self._queue.changed:
             running = self._queue.running
             if running is not None and running.request == request and not running.is_cancelled:
@@ -69,21 +69,21 @@ class Session:
             return self.submit(request)
 
     def leave(self, ticket: Ticket[Any]) -> None:
-        """Give a request up while it waits. One that runs goes on, to be taken up: it may be in one
-        long call, and to stop it would end the model's process."""
+        """Cancel a request while it waits. A running one continues, for `take_up`: it may be inside
+        one long call, and stopping that would kill the model's process."""
         with self._queue.changed:
             if ticket is not self._queue.running:
                 self.cancel(ticket)
 
     def load_again(self) -> None:
-        """Load what was asked for last where no model is there, or on its way; returns at once."""
+        """Repeat the last load if there is no model and none is loading; returns at once."""
         with self._queue.changed:
             is_coming = self._is_loading or self._queue.waiting(LOADS)
             if self.state.status in NO_MODEL and not is_coming:
                 self.submit(self.lifecycle.requested or LoadRequest())
 
     def measure_memory(self) -> None:
-        """Have the lifecycle's memory measured again when the model is free; returns at once."""
+        """Measure the lifecycle's memory again when the model is idle; returns at once."""
         with self._queue.changed:
             if not self._queue.waiting(MeasureMemory):
                 load = self.lifecycle.loaded or self.lifecycle.requested
@@ -95,7 +95,7 @@ class Session:
         self.runner.close()
 
     def _announce(self, request: LoadRequest) -> None:
-        """Show a load before it begins, unless something else comes first."""
+        """Show a load before it begins, unless another request comes first."""
         self.lifecycle.requested = self.lifecycle.requested or request
         if not self._queue.is_busy and not self._queue:
             self.lifecycle.state = ModelState("loading", "start")
@@ -117,15 +117,13 @@ class Session:
         return running is not None and isinstance(running.request, LOADS)
 
 
-OUT_OF_MEMORY = (
-    "most likely out of memory: choose int8 or nf4, a smaller context or a smaller model"
-)
+OUT_OF_MEMORY = "probably out of memory: choose int8 or nf4, a smaller context or a smaller model"
 STOPPED = "stopped: the previous model stays loaded"
 NONE_LEFT = "loading was stopped: no model is loaded"
 
 
 class JobThread:
-    """Started by the first ticket. Where a request fails its ticket says why; the next one runs."""
+    """The thread that runs tickets. A failed request puts the reason in its ticket."""
 
     def __init__(self, queue: Queue, lifecycle: ModelLifecycle) -> None:
         self._queue, self._lifecycle, self._runner = queue, lifecycle, lifecycle.runner
@@ -133,13 +131,13 @@ class JobThread:
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """Run what waits in the queue, whose lock is held."""
+        """Start the thread if needed. The caller holds the queue's lock."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
 
     def check_worker(self) -> None:
-        """Let the thread see whether the worker is gone; returns at once. From any thread."""
+        """Let the thread check whether the worker has exited; returns at once. For any thread."""
         with self._queue.changed:
             self._must_check_worker = True
             self._queue.changed.notify_all()
@@ -159,19 +157,19 @@ class JobThread:
             self._queue.release()
 
     def _wait(self) -> None:
-        """Until there is something to do."""
+        """Wait until there is something to do."""
         while not (self._queue or self._must_check_worker or self._queue.is_closed):
             self._queue.changed.wait()
 
     def _replace_dead_worker(self) -> None:
-        """Load the model again where the worker ended while it was idle."""
+        """Reload the model if the worker exited while idle."""
         self._must_check_worker = False
         error = self._runner.gone()
         if error is not None and self._lifecycle.state.status == "ready":
             self._load_again(error)
 
     def _load_again(self, error: WorkerGone) -> None:
-        """Queue the load of the model before all that waits, unless that cannot help."""
+        """Queue a reload of the model before all waiting tickets, unless that cannot help."""
         with self._queue.changed:
             again = None if self._queue.is_closed else self._lifecycle.load_after_crash(error)
             if again is not None:
@@ -187,14 +185,14 @@ class JobThread:
                 self._ask(ticket)
 
     def _collect(self, ticket: Ticket[Any], request: Request[Any]) -> None:
-        """Run a request, its values into the ticket's trace."""
+        """Run a request and append its values to the ticket's trace."""
         for value in self._lifecycle.run(request):
             ticket.add(value)
             if ticket.is_cancelled:
                 self._runner.stop()
 
     def _ask(self, ticket: Ticket[Any]) -> None:
-        """Ask something of the model that is there; an answer waits until a lost one is back."""
+        """Run a request on the model; an answer first waits for the reload of a lost one."""
         is_reply = isinstance(ticket.request, Reply)
         if is_reply and self._puts_load_before(ticket):
             return
@@ -202,24 +200,24 @@ class JobThread:
             if not isinstance(ticket.request, MeasureMemory):
                 self._lifecycle.require_ready()
             self._collect(ticket, ticket.request)
-        except Exception as error:  # shown on the page: the next ticket still runs
+        except Exception as error:  # shown on the page; the next ticket still runs
             ticket.error, ticket.cause = _sentence(error), error
             if isinstance(error, WorkerGone):
                 if is_reply:
-                    self._lifecycle.reset_crashes()  # this answer ended it: the next is another
+                    self._lifecycle.reset_crashes()  # the next answer is a new attempt
                 self._load_again(error)
         finally:
             ticket.end()
 
     def _puts_load_before(self, ticket: Ticket[Any]) -> bool:
-        """Whether a lost model is loaded first, once for each answer, which waits meanwhile: to
-        stop the answer then does not stop the load."""
+        """Whether a lost model is reloaded before this answer, at most once for each answer.
+        Stopping the waiting answer does not stop the load."""
         if ticket.has_waited:
             self._lifecycle.reset_crashes()
             return False
         with self._queue.changed:
             is_wanted = not (ticket.is_cancelled or self._queue.is_closed)
-            request = self._lifecycle.take_lost() if is_wanted else None
+            request = self._lifecycle.take_reload() if is_wanted else None
             if request is None:
                 return False
             ticket.has_waited, ticket.state = True, "waiting"
@@ -228,7 +226,7 @@ class JobThread:
             return True
 
     def _load(self, ticket: Ticket[Any]) -> None:
-        """Load a model; where that fails, the lifecycle's state says why."""
+        """Load a model; if that fails, the lifecycle's state has the reason."""
         try:
             self._collect(ticket, ticket.request)
         except Exception as error:  # shown on the page: the app itself goes on
@@ -241,7 +239,7 @@ class JobThread:
             ticket.end()
 
     def _switch(self, ticket: Ticket[Any], load: LoadRequest) -> None:
-        """Load another model; where that leaves none, the one before it again."""
+        """Load another model; if that leaves none, reload the earlier one."""
         lifecycle = self._lifecycle
         before = lifecycle.loaded
         lifecycle.reset_crashes()
@@ -262,7 +260,7 @@ class JobThread:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, WorkerGone):
-        return f"{error}. It is being restarted; your conversation is kept: send again."
+        return f"{error}. It is being restarted; your conversation is kept: send the message again."
     if isinstance(error, MedusaChatError):
         return str(error)
     if os.environ.get("MEDUSA_CHAT_DEBUG"):

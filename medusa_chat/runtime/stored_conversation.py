@@ -1,4 +1,4 @@
-"""StoredConversation: a conversation as it is kept, with every version of its messages."""
+"""StoredConversation: a conversation with every version of its messages, as it is stored."""
 
 import json
 import re
@@ -20,10 +20,10 @@ ROLES = ("user", "assistant")
 
 @dataclass(frozen=True)
 class Said:
-    """One message. parent: the id of the one before it, 0 for the first. note: why it was cut
-    short. lengths: tokens and characters of each piece it came in, in turn. copied: the id of the
-    message that it says again, whose steps are its own; 0 where it is none. figures: of the model
-    that gave it. reasoning: before an answer, no part of its content."""
+    """One message. parent: the id of the previous message, 0 for the first. note: why it was cut
+    short. lengths: tokens and characters of each piece that it came in, alternating. copied: the id
+    of the message that it repeats, whose steps are also its own; 0 otherwise. figures: which model
+    gave it, and how fast. reasoning: what came before the answer; not part of its content."""
 
     id: int
     parent: int
@@ -41,8 +41,8 @@ class Said:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Strictly what was written; an answer of older versions has its reasoning in its content.
-        Raises ValueError, KeyError, TypeError or AttributeError."""
+        """Read what was written, strictly; an answer from older versions has its reasoning in its
+        content. Raises ValueError, KeyError, TypeError or AttributeError."""
         lengths = tuple(values.get("lengths", ()))
         copied = values.get("copied", 0)
         numbers = (values["id"], values["parent"], *lengths, copied)
@@ -56,21 +56,21 @@ class Said:
         reasoning = values.get("reasoning")
         if reasoning is None and role == "assistant":
             reasoning, content = read(content)
-            lengths = _without_first(lengths, len(texts[1]) - len(content))
+            lengths = _cut_start(lengths, len(texts[1]) - len(content))
         if not isinstance(reasoning or "", str):
-            raise ValueError("it contains reasoning that is no text")
+            raise ValueError("it contains reasoning that is not text")
         numbers = (values["id"], values["parent"])
         return cls(*numbers, role, content, note, lengths, copied, figures, reasoning or "")
 
 
 @dataclass(frozen=True)
 class MessageTree:
-    """Messages by id; the path from the first one to `leaf` is shown. Never changed in place.
+    """Messages by id; the path from the first one to `leaf` is shown. Immutable.
 
-    Messages with one parent are versions of each other: answers to one question, or questions at
-    one place. An id is the time of the message in microseconds, so that ids of two data folders
-    rarely collide and versions are ordered by age; `made` is the latest one, which the next exceeds
-    even where the clock was set back.
+    Messages with the same parent are versions of each other: answers to one question, or questions
+    at one place. An id is the time of the message in microseconds, so ids of two data folders
+    rarely collide and versions are ordered by age. `made` is the latest id; the next one is larger
+    even if the clock was set back.
     """
 
     said: Mapping[int, Said] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class MessageTree:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """The tree that the store wrote. Raises ValueError where it is none."""
+        """The tree that the store wrote. Raises ValueError for anything else."""
         try:
             messages = [Said.from_json(item) for item in values["messages"]]
             said = {message.id: message for message in messages}
@@ -100,16 +100,16 @@ class MessageTree:
 
     @cached_property
     def path(self) -> tuple[Said, ...]:
-        """The messages that are shown, the first one first."""
-        found, at = list[Said](), self.leaf
+        """The shown messages, in order."""
+        messages, at = list[Said](), self.leaf
         while at:
-            found.append(self.said[at])
+            messages.append(self.said[at])
             at = self.said[at].parent
-        return tuple(reversed(found))
+        return tuple(reversed(messages))
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages in the form that a model takes."""
+        """The shown messages in the form that models take."""
         made = ({"role": one.role, "content": one.content} for one in self.path)
         thought = ({"reasoning": one.reasoning} if one.reasoning else {} for one in self.path)
         return tuple(one | more for one, more in zip(made, thought, strict=True))
@@ -124,19 +124,19 @@ class MessageTree:
         figures: AnswerFigures | None = None,
         reasoning: str = "",
     ) -> "MessageTree":
-        """The tree with a message more, after the last shown one, beside others after that."""
+        """The tree with one more message after the last shown one, beside its other successors."""
         made = max(self.made + 1, time_ns() // 1000)
         new = Said(made, self.leaf, role, content, note, lengths, copied, figures, reasoning)
         return MessageTree({**self.said, new.id: new}, new.id, new.id)
 
     def head(self, length: int) -> "MessageTree":
-        """The first `length` messages are shown, the others stay reachable."""
+        """The tree that shows the first `length` messages; the others stay in it."""
         return replace(self, leaf=self.path[length - 1].id if length else 0)
 
     def without(self, message: int) -> "MessageTree":
-        """The tree without a message and all that follows it; its other versions are kept."""
+        """The tree without a message and all that follow it; its other versions stay."""
         gone = {message}
-        for one in self.said.values():  # parents stand before children
+        for one in self.said.values():  # parents come before children
             if one.parent in gone:
                 gone.add(one.id)
         kept = {at: one for at, one in self.said.items() if at not in gone}
@@ -144,26 +144,26 @@ class MessageTree:
         return replace(self, said=kept, leaf=leaf)
 
     def contains(self, other: "MessageTree") -> bool:
-        """Whether all that another one says is said here, at the same places."""
+        """Whether this tree has all messages of another one, at the same places."""
         told = {at: (one.parent, one.role, one.content) for at, one in self.said.items()}
         theirs = other.said.items()
         return all(told.get(at) == (one.parent, one.role, one.content) for at, one in theirs)
 
     def versions(self, message: int) -> tuple[int, ...]:
-        """A message and its other versions, in the order of their making."""
+        """A message and its other versions, in order of creation."""
         one = self.said[message]
         return tuple(at for at, other in self.said.items() if other.parent == one.parent)
 
     def showing(self, message: int) -> "MessageTree":
-        """The path through this message to what came after it last."""
+        """The tree that shows the path through this message to its latest successor."""
         leaf = message
         while later := [at for at, one in self.said.items() if one.parent == leaf]:
             leaf = later[-1]
         return replace(self, leaf=leaf)
 
 
-def _without_first(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Tokens and characters of pieces, in turn, of which the first `count` characters are gone."""
+def _cut_start(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Tokens and characters of pieces, alternating, after removing the first `count` characters."""
     kept: list[int] = []
     for tokens, length in zip(lengths[0::2], lengths[1::2], strict=False):
         left = max(0, length - count)
@@ -173,12 +173,12 @@ def _without_first(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 MAX_TITLE = 80  # characters
-HIGH = re.compile(r"[^\x00-\u02ff]")  # below it stands no mark of a letter
-BEFORE, AROUND = 24, 120  # characters of an excerpt: before what was found, and all
+HIGH = re.compile(r"[^\x00-\u02ff]")  # combining marks are above this range
+BEFORE, AROUND = 24, 120  # characters of an excerpt: before the match, and in all
 
 
 class Listed(NamedTuple):
-    """A conversation in a list. excerpt: where a search was found beside the title."""
+    """A conversation in a list. excerpt: the text around a match outside the title."""
 
     id: str
     title: str
@@ -188,9 +188,9 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredConversation:
-    """One conversation. given_title: by its owner, empty while the first message is its title.
-    settings: of its next answer, by name, as the page posts them. system: its prompt. waiting:
-    what was sent and is not said yet."""
+    """One conversation. given_title: the owner's title, empty if the first message is the title.
+    settings: of its next answer, by name, as the page posts them. system: the system prompt.
+    waiting: text that was sent and is not yet a message."""
 
     tree: MessageTree = field(default_factory=MessageTree)
     system: str = ""
@@ -217,21 +217,21 @@ class StoredConversation:
         return "\n".join((self.title, *said)).casefold()
 
     def excerpt(self, search: str) -> str:
-        """What a message says around the first word of a search that the title lacks; empty where
-        there is none."""
+        """The text around the first match of a search word that the title does not contain; empty
+        if there is none."""
         said = self.tree.said.values()
         title, lines = folded(self.title), (t for one in said for t in (one.content, one.reasoning))
         word = next((word for word in folded(search).split() if word not in title), "")
         for line in (line for text in lines for line in text.splitlines() if word):
-            if (found := folded(line).find(word)) >= 0:
-                at = sum(end <= found for end in accumulate(len(folded(c)) for c in line))
+            if (place := folded(line).find(word)) >= 0:
+                at = sum(end <= place for end in accumulate(len(folded(c)) for c in line))
                 start = max(0, at - BEFORE)
                 cut = line[start : start + AROUND].strip()
                 return f"{'…' if start else ''}{cut}{'…' if start + AROUND < len(line) else ''}"
         return ""
 
     def branch(self, length: int) -> "StoredConversation":
-        """A conversation of its own, of the first so many messages that are shown."""
+        """A new conversation from the first `length` shown messages."""
         path = self.tree.path[:length]
         tree = MessageTree({one.id: one for one in path}, path[-1].id, self.tree.made)
         now = time.time()
@@ -254,7 +254,7 @@ class StoredConversation:
     def from_line(
         cls, line: str, created_at: float = 0.0, updated_at: float = 0.0
     ) -> "StoredConversation":
-        """Strictly what was written; raises ValueError for anything else."""
+        """Read what was written, strictly; raises ValueError for anything else."""
         try:
             body = json.loads(line)
             tree = MessageTree.from_json(body)
@@ -268,7 +268,7 @@ class StoredConversation:
 
 
 def title_of(tree: MessageTree) -> str:
-    """A conversation's title while it was given none: the first line of the first message."""
+    """The default title of a conversation: the first line of its first message."""
     first = next(iter((*tree.path, *tree.said.values())), None)
     lines = first.content.split("\n") if first else []
     title = next((" ".join(line.split()) for line in lines if line.strip()), "")
@@ -280,18 +280,18 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     marked = unicodedata.normalize("NFKD", text.casefold())
-    return HIGH.sub(lambda found: "" if unicodedata.combining(found[0]) else found[0], marked)
+    return HIGH.sub(lambda match: "" if unicodedata.combining(match[0]) else match[0], marked)
 
 
 def holds(words: str, search: str) -> bool:
-    """Whether all words of a search stand anywhere in the searchable text."""
+    """Whether the searchable text contains all words of a search."""
     wanted = folded(search).split()
     text = folded(words) if wanted else ""
     return all(word in text for word in wanted)
 
 
 def excerpt_of(line: str, search: str) -> str:
-    """StoredConversation.excerpt of a line on disk; empty for one that cannot be read."""
+    """StoredConversation.excerpt of a line on disk; empty for an unreadable one."""
     try:
         return StoredConversation.from_line(line).excerpt(search) if search else ""
     except ValueError:

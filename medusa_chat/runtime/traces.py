@@ -1,4 +1,4 @@
-"""Traces: the events of answers as JSON lines, in a pipe or on disk."""
+"""Traces: the events of answers as JSON lines, and StepStore, which keeps them on disk."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, type[Event]] = {"prefilled": Prefilled, "step": Step, "finished": Finished}
 NAMES = {kind: name for name, kind in KINDS.items()}
-NUMBERS = ("temperature", "posterior_threshold", "posterior_alpha")  # settings that pictures need
+NUMBERS = ("temperature", "posterior_threshold", "posterior_alpha")  # settings the page draws
 PER_NODE = (
     *("parents", "ranks", "draft_probabilities", "probabilities", "entropies", "thresholds"),
     "sampled",
@@ -31,13 +31,13 @@ PER_NODE = (
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as one line of a trace holds it; a figure that is not finite becomes null."""
+    """The event as a trace line; a number that is not finite becomes null."""
     return {"event": NAMES[type(event)], **_plain(event)}
 
 
 def from_json(values: Any) -> Event:
-    """The event of one trace line. Unknown fields are ignored; raises ValueError where it is none,
-    or holds what no event has: a value of another type, or nodes that are no tree."""
+    """The event of one trace line. Unknown fields are ignored. Raises ValueError for a line that is
+    not an event, has a value of another type, or has nodes that do not form a tree."""
     name = values.get("event") if isinstance(values, dict) else None
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
@@ -52,7 +52,7 @@ def from_json(values: Any) -> Event:
 
 @cache
 def _reader(kind: type[Event]) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter  # 0.1 s, which who only writes traces need not wait for
+    from pydantic import TypeAdapter  # takes 0.1 s, and writing traces does not need it
 
     return TypeAdapter(kind)
 
@@ -60,20 +60,20 @@ def _reader(kind: type[Event]) -> "TypeAdapter[Any]":
 def _require_numbers(settings: Mapping[str, Any]) -> None:
     for name in NUMBERS:
         if type(settings.get(name)) not in (int, float, NoneType):
-            raise ValueError(f"the setting {name} is no number")
+            raise ValueError(f"the setting {name} is not a number")
 
 
 def _require_tree(draft: DraftRecord, path: Sequence[int]) -> None:
-    """Raises ValueError where a list has not an entry per node, or a node that does not exist."""
+    """Raises ValueError if a list lacks an entry per node, or names a node that does not exist."""
     nodes = len(draft.tokens)
     if any(len(getattr(draft, name)) != nodes for name in PER_NODE):
         raise ValueError("a list of the draft has not an entry per node")
     if any(len(getattr(draft, name)) not in (0, nodes) for name in ("texts", "sources")):
         raise ValueError("a list of the draft has not an entry per node")
     if any(not -1 <= parent < node for node, parent in enumerate(draft.parents)):
-        raise ValueError("a parent does not stand before its nodes")
+        raise ValueError("a parent does not come before its children")
     if any(not 0 <= node < nodes for node in path):
-        raise ValueError("the path leads to no node")
+        raise ValueError("the path has a node that does not exist")
 
 
 def _plain(value: Any) -> Any:
@@ -89,23 +89,22 @@ def _plain(value: Any) -> Any:
 
 FOLDER = "steps"
 MOST_BYTES = 500_000_000  # of all files together
-LARGEST = 400_000_000  # bytes of one answer's lines: more is no file of ours
+LARGEST = 400_000_000  # bytes of one answer's lines: a larger file is not ours
 LEVEL = 5
 
 
 class StepStore:
-    """The steps of the owner's answers, by conversation and message. Conversation: an id that the
-    program made. Every method may be called from any thread; a disk that cannot be written or
-    read costs only the steps."""
+    """The steps of the owner's answers, by conversation (its id) and message. Safe for any thread;
+    if the disk cannot be read or written, only the steps are missing."""
 
     def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
         self.folder = folder
         self.most = most
         self._lock = threading.Lock()
-        self._bytes: int | None = None  # of all files at most, counted anew where it is too much
+        self._bytes: int | None = None  # upper limit for all files, counted again when too high
 
     def save(self, conversation: str, message: int, events: Sequence[Event]) -> None:
-        """Keep the events of an answer; older ones go where there is no room for it."""
+        """Write the events of an answer; the oldest ones are deleted to make room."""
         lines = "".join(json.dumps(to_json(event), ensure_ascii=False) + "\n" for event in events)
         data = gzip.compress(lines.encode("utf-8", "replace"), LEVEL)
         if len(data) > self.most:
@@ -121,7 +120,7 @@ class StepStore:
                 self._make_room()
 
     def load(self, conversation: str, message: int) -> list[Event]:
-        """The events of an answer; none where they are not there or cannot be read."""
+        """The events of an answer; empty if they are missing or cannot be read."""
         try:
             with gzip.open(self._file(conversation, message)) as stream:
                 data = stream.read(LARGEST + 1)
@@ -137,25 +136,25 @@ class StepStore:
             shutil.rmtree(self.folder / conversation, ignore_errors=True)
 
     def _make_room(self) -> None:
-        """Remove the oldest files until a tenth of the room is free."""
+        """Delete the oldest files until a tenth of the room is free."""
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
         while files and total > 0.9 * self.most:
             _, size, file = files.pop(0)
             file.unlink(missing_ok=True)
             with suppress(OSError):
-                file.parent.rmdir()  # only when it was the last one in it
+                file.parent.rmdir()  # succeeds only if it is empty
             total -= size
         self._bytes = total
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """(time of writing, bytes, path) of each."""
-        found = []
+        files = []
         for file in self.folder.glob("*/*.jsonl.gz"):
             with suppress(OSError):
                 facts = os.stat(file)
-                found.append((facts.st_mtime_ns, facts.st_size, file))
-        return found
+                files.append((facts.st_mtime_ns, facts.st_size, file))
+        return files
 
     def _file(self, conversation: str, message: int) -> Path:
         return self.folder / conversation / f"{message}.jsonl.gz"
@@ -167,11 +166,11 @@ def _values(line: bytes) -> Any:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no figure")
+    raise ValueError(f"{name} is not a number")
 
 
 def _whole(events: list[Event]) -> list[Event]:
-    """The events, where they are of one answer, in order. Raises ValueError."""
+    """The events, if they are those of one answer, in order. Raises ValueError."""
     kinds = [NAMES[type(event)] for event in events]
     steps = kinds[1:-1] if kinds[-1:] == ["finished"] else kinds[1:]
     if kinds[:1] != ["prefilled"] or set(steps) - {"step"}:

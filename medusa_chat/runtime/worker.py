@@ -1,4 +1,4 @@
-"""Worker: holds the model of a process and carries out requests to it. Imports torch."""
+"""Worker: holds the model and runs requests on it. Imports torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -38,8 +38,8 @@ BATCH_SECONDS = 0.01  # between two messages to the app
 
 
 class Worker:
-    """Turns a request into a call. loaded: the one model of the process, None before the first
-    load and after a load that failed while reading."""
+    """Runs requests on the process's only model. loaded: None before the first load, and after a
+    load that failed while reading."""
 
     def __init__(self) -> None:
         self.loaded: LoadedModel | None = None
@@ -47,8 +47,8 @@ class Worker:
     def handle(
         self, request: Request[Any], should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Any]:
-        """The results of a request, one by one. should_stop is asked between two of them; closing
-        the iterator stops at once. Raises MedusaChatError for a request that is refused."""
+        """The results of a request, one by one. should_stop is checked between results; closing the
+        iterator stops at once. Raises MedusaChatError for a refused request."""
         match request:
             case LoadRequest():
                 yield from self.load(request, should_stop)
@@ -62,10 +62,9 @@ class Worker:
                 raise TypeError(f"a worker cannot handle {type(request).__name__}")
 
     def load(self, request: LoadRequest, should_stop: Callable[[], bool]) -> Iterator[LoadPhase]:
-        """Load a model phase by phase. The current model stays until the files of the next one
-        are on disk, and is freed before they are read. Raises ModelError for a checkpoint that is
-        refused, and LoadStopped at the first phase, or progress of a download, at which
-        should_stop() is true."""
+        """Load a model, phase by phase. The current model is kept until the files of the next one
+        are on disk, and freed before they are read. Raises ModelError for a refused checkpoint, and
+        LoadStopped at the first phase or progress report at which should_stop() is true."""
         with closing(load(request)) as phases:
             for phase, model in phases:
                 if phase.name not in BEFORE_READING:
@@ -81,7 +80,7 @@ class Worker:
         return self.loaded
 
     def measure_memory(self, device: str) -> DeviceMemory:
-        """How much memory of a device the next model may take. Raises DeviceError."""
+        """The memory that the next model may take on a device. Raises DeviceError."""
         held = self.loaded.info.memory_bytes if self.loaded else 0
         return device_memory(choose_device(device), held)
 
@@ -111,7 +110,7 @@ def peek(loaded: LoadedModel, request: PeekRequest) -> Peek:
 def _ranked(
     loaded: LoadedModel, logits: Tensor, temperature: float, request: PeekRequest
 ) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
-    """(the `top` most probable tokens, the tokens asked for), with their probabilities."""
+    """(the `top` most probable tokens, the requested tokens), with their probabilities."""
     shares = (logits.float() / temperature).softmax(-1).cpu()
     best = shares.topk(min(request.top, len(shares))).indices.tolist()
 
@@ -126,15 +125,15 @@ def _ranked(
 
 
 def serve_requests(pipe: Connection) -> None:
-    """Take requests and Stops from the pipe, answer each request with Values and one End, until
-    the app closes the pipe or the device fails."""
+    """Read requests and Stops from the pipe, answer each request with Values and one End, until the
+    app closes the pipe or the device fails."""
     devices.leave_one_core()  # the page, and usually its browser, run beside
     worker = Worker()
     with suppress(EOFError, OSError):  # the app has exited
         while True:
             request = pipe.recv()
             if isinstance(request, Stop):
-                continue  # of a request that has ended
+                continue  # for a request that has already ended
             end = _carry_out(pipe, worker, request)
             pipe.send(end)
             if end.is_last:
@@ -142,8 +141,7 @@ def serve_requests(pipe: Connection) -> None:
 
 
 def _carry_out(pipe: Connection, worker: Any, request: Request[Any]) -> End:
-    """Send the results of a request; how it ended. Raises OSError and EOFError for a broken
-    pipe."""
+    """Send the results of a request -> how it ended. Raises OSError, EOFError on a broken pipe."""
     try:
         _send(pipe, worker.handle(request, lambda: _is_stop_sent(pipe)))
     except MedusaChatError as error:
@@ -157,14 +155,14 @@ def _carry_out(pipe: Connection, worker: Any, request: Request[Any]) -> End:
     except BaseException as error:
         if not is_panic(error):
             raise
-        what = f"the tokenizer of this model fails at this text ({first_line(error)})"
+        what = f"the tokenizer of this model fails on this text ({first_line(error)})"
         return End(ModelError(f"{what}: change the text, or use another checkpoint"))
     return End()
 
 
 def is_sticky(error: Exception) -> bool:
-    """Whether the device itself failed: then every later call in this CUDA context fails too,
-    until the process ends. Triton may raise an error of its own first; synchronising tells."""
+    """Whether the device itself failed, so that every later call in this CUDA context fails too,
+    until the process ends. Triton may raise its own error first, so the device is synchronised."""
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -174,8 +172,8 @@ def is_sticky(error: Exception) -> bool:
 
 
 def _send(pipe: Connection, values: Iterator[Any]) -> None:
-    """Send values as they come, but steps within BATCH_SECONDS of each other together: each
-    message wakes the app's process, and a small model makes a thousand steps a second."""
+    """Send values as they come, but steps within BATCH_SECONDS in one message: each message wakes
+    the app's process, and a small model makes a thousand steps a second."""
     batch: list[Any] = []
     sent = 0.0
     try:

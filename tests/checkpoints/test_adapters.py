@@ -117,7 +117,7 @@ def test_biases_of_an_adapter_are_merged_or_refused_where_there_are_none(tmp_pat
     file = write_adapter(tmp_path, base, target_modules=TWO, lora_bias=True)
     expected = logits(PeftModel.from_pretrained(backbone(base), file.parent))
     torch.testing.assert_close(logits(merge_adapter(backbone(base), file)), expected)
-    with pytest.raises(ModelError, match="has none that they could be merged into"):
+    with pytest.raises(ModelError, match="has no bias to merge them into"):
         merge_adapter(tiny("llama"), file)
 
 
@@ -148,7 +148,11 @@ def test_what_is_no_plain_lora_is_refused_for_what_it_is(tmp_path, usual, change
         ("model.layers.7.self_attn.q_proj.lora_A.weight", torch.ones(4, 32), "does not fit"),
         ("model.layers.0.self_attn.q_proj.lora_A.weight", torch.ones(4, 31), "does not fit"),
         ("model.layers.0.self_attn.q_proj.lora_A.weight", torch.full((4, 32), torch.nan), "NaN"),
-        ("model.layers.0.self_attn.hada_w1_a", torch.ones(4, 32), "no part of a plain LoRA"),
+        (
+            "model.layers.0.self_attn.hada_w1_a",
+            torch.ones(4, 32),
+            "a plain LoRA adapter does not have",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_before_any_weight_is_read(

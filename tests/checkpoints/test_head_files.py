@@ -100,11 +100,11 @@ BAD_HEADS = {
     "doubles": ({n: t.double() for n, t in GOOD.items()}, "F64"),
     "NaN": (spoiled(torch.nan), "NaN or infinity"),
     "infinity": (spoiled(torch.inf), "NaN or infinity"),
-    "a head left out": (without("1."), "heads 0 to 2 number 1 is missing"),
-    "the first head left out": (without("0."), "number 0 is missing"),
+    "a head left out": (without("1."), "number 1 of heads 0 to 2 is missing"),
+    "the first head left out": (without("0."), "number 0 of heads 0 to 2 is missing"),
     "a layer left out": (
         {n.replace(".0.", ".1."): t for n, t in GOOD.items()},
-        "layers 0 to 1 number 0",
+        "number 0 of layers 0 to 1",
     ),
     "uneven layers": (
         GOOD | {"2.1.linear.weight": GOOD[W].clone()},

@@ -132,7 +132,7 @@ def test_heads_of_which_one_lacks_the_root_are_refused(backbone, tmp_path):
 
 def test_padded_rows_are_cut_and_said(backbone, tmp_path):
     model = loaded(written("E padded", backbone, tmp_path))
-    assert any("64 padded rows" in note for note in model.info.notes)
+    assert any("64 padding rows" in note for note in model.info.notes)
 
 
 def test_an_adapter_changes_the_backbone_as_peft_says(backbone, tmp_path):

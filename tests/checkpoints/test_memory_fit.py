@@ -135,7 +135,7 @@ def test_longrope_has_its_long_factors_where_the_context_asked_for_needs_them(as
     told = {"max_position_embeddings": 512, "original_max_position_embeddings": 64}
     config = tiny("phi3", rope_scaling=LONGROPE, **told).config
     chosen, (note,) = choose_context(asked, config)
-    assert chosen == context and f"longrope's {says} factors" in note
+    assert chosen == context and f"longrope uses its {says} factors" in note
     assert choose_context(asked, tiny("phi3", max_position_embeddings=512).config)[1] == ()
 
 
@@ -379,5 +379,5 @@ def test_a_tied_lm_head_and_a_padded_vocabulary_decode_alike_with_every_drafter(
     own = {f"{head}.1.weight": torch.zeros(384, 32) for head in range(3)}  # padded beyond both
     save_file(heads | own, made / "medusa_lm_head.safetensors")
     padded = loaded(made)
-    assert any("64 padded rows" in note for note in padded.info.notes)
+    assert any("64 padding rows" in note for note in padded.info.notes)
     assert answer(padded, drafter="medusa")[-1].token_ids == plain[-1].token_ids

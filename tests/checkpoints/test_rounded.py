@@ -17,12 +17,13 @@ from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.native_layers import layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import (
-    Blocks,
     NativeLinear,
     Quantised,
+    StoredRows,
     WeightStorage,
     quantise_linears,
     quantised_bytes,
+    rounded_inputs,
 )
 from medusa_chat.decoding.fused_layers import FusedLayer
 from medusa_chat.errors import ModelError
@@ -31,11 +32,13 @@ BITS = {"int8": 8, "nf4": 4}
 
 
 def rounded(model):
-    """The model with the numbers that are multiplied in place of its layers' weights."""
+    """The model with the numbers that are multiplied in place of its layers' weights and of what
+    they are multiplied with."""
     for name, linear in model.named_modules():
         if type(linear) is torch.nn.Linear and "lm_head" not in name:
-            blocks = Quantised(8)([f"{name}.weight"], linear.weight)
-            linear.weight.data = blocks.values(slice(None)).to(linear.weight.dtype)
+            rows = Quantised(8)(f"{name}.weight", linear.weight)
+            linear.weight.data = rows.values().to(linear.weight.dtype)
+            linear.register_forward_pre_hook(lambda _, given: (rounded_inputs(given[0]),))
     return model
 
 
@@ -50,7 +53,7 @@ def test_blocks_are_near_the_weight(kind, bits, most):
         "shifted": torch.randn(300, 256) + 3,
     }[kind]
     weight = (0.02 * drawn).bfloat16()
-    off = Blocks.of(weight, bits).values(slice(None)) - weight.float()
+    off = StoredRows.of(weight, bits).values() - weight.float()
     share = off.square().mean().sqrt() / weight.float().std()
     assert share < (most if kind != "shifted" or bits == 4 else 0.03)
     if kind == "normal" and bits == 4:
@@ -63,7 +66,7 @@ def test_odd_blocks_are_numbers(bits):
     weight = torch.zeros(5, 64)
     weight[1], weight[2, :32], weight[3, 0] = 1e-9, 3.0, 200.0
     weight[4] = torch.linspace(-300, 300, 64)
-    found = Blocks.of(weight, bits).values(slice(None))
+    found = StoredRows.of(weight, bits).values()
     assert found.isfinite().all()
     assert ((found - weight).abs().amax(1) <= weight.abs().amax(1) / 25 + 1e-8).all()
 

@@ -52,7 +52,7 @@ def test_a_backbone_is_known_by_its_name_however_its_weights_are_stored(shipping
 def test_a_backbone_that_is_named_alone_takes_the_heads_and_says_so(backbone, shipping):
     model = loaded(backbone)
     assert model.info.heads == 3 and model.calibration is not None
-    assert any(f"({NAME}) are used" in note for note in model.info.notes)
+    assert any(f"ship with medusa-chat ({NAME})" in note for note in model.info.notes)
     report = inspect(str(backbone))
     assert report.heads is not None and any(NAME in note for note in report.notes)
 

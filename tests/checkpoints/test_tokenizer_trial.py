@@ -167,5 +167,5 @@ def test_a_panic_is_the_error_of_its_message_and_the_worker_goes_on():
     ours, theirs = multiprocessing.Pipe()
     end = worker._carry_out(theirs, Panicking(), "hello")
     assert isinstance(end.error, ModelError) and not end.is_last
-    assert "the tokenizer of this model fails at this text" in str(end.error)
+    assert "the tokenizer of this model fails on this text" in str(end.error)
     assert not ours.poll()

@@ -154,7 +154,7 @@ def test_several_lm_heads_are_whole_and_it_is_said(backbone, tmp_path):
     folder = heads_at(tmp_path / "heads", backbone, shortlist=LISTED)
     made = exported(folder, tmp_path / "out")
     assert made.tokens == 256 and "token_map" not in load_file(tmp_path / "out/model.safetensors")
-    assert any("no shortlist for several LM heads" in note for note in made.notes)
+    assert any("no shortlist for heads with own LM heads" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("listed", [(), LISTED])
@@ -196,7 +196,7 @@ def test_heads_among_the_backbones_files_leave_it_before_it_is_served(name, back
     files = (tmp_path / "out" / "backbone").glob("*.safetensors")
     tensors = {name for file in files for name in load_file(file)}
     assert tensors == load_file(backbone / "model.safetensors").keys()
-    assert any("backbone without its heads" in note for note in made.notes)
+    assert any("backbone without the heads" in note for note in made.notes)
 
 
 def test_a_gguf_backbone_is_served_as_it_was_converted(tmp_path):
@@ -205,7 +205,7 @@ def test_a_gguf_backbone_is_served_as_it_was_converted(tmp_path):
     write_heads(heads, MedusaHeads(3, 32))
     made = exported(heads, tmp_path / "out")
     assert (tmp_path / made.backbone / "config.json").is_file()
-    assert any("a.gguf as it was converted to bf16" in note for note in made.notes)
+    assert any("a.gguf, converted to bf16" in note for note in made.notes)
     lm_head = load_file(tmp_path / made.backbone / "model.safetensors")["lm_head.weight"]
     assert torch.equal(load_file(tmp_path / "out/model.safetensors")["lm_head.weight"], lm_head)
 

@@ -6,7 +6,7 @@ import pytest
 from support.tokenizers import byte_tokenizer
 
 from medusa_chat.decoding.events import Finished, Stats
-from medusa_chat.runtime.prompt import PromptIds, said_so_far
+from medusa_chat.runtime.prompt import PromptIds, cached_text
 
 
 @pytest.mark.parametrize(("left_off", "is_kept"), [(0, True), (1, False)])
@@ -18,5 +18,5 @@ def test_no_prompt_goes_on_from_half_a_character(left_off, is_kept):
     text = tokenizer.decode(list(ids))
     event = Finished("length", ids, text, "", Stats.of(len(ids), 0, 0, 0.0, 0.0, 0.0))
     prompt = PromptIds([1, 2], "u:hi\na:")
-    kept = said_so_far(SimpleNamespace(tokenizer=tokenizer), prompt, event)
+    kept = cached_text(SimpleNamespace(tokenizer=tokenizer), prompt, event)
     assert (kept and kept.ids) == ([1, 2, *ids] if is_kept else None)

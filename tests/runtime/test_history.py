@@ -239,7 +239,7 @@ def test_what_cannot_be_read_without_writing_is_said(nothing_beside, told):
     history = nothing_beside
     history.file.with_name(f"{FILE}-wal").write_bytes(b"of a program that was killed")
     assert [one.id for one in history.listed()] == ["a"] == [one.id for one in history.listed()]
-    assert len(told) == 1 and "without the latest messages" in told[0] and "-wal" in told[0]
+    assert len(told) == 1 and "the latest messages are missing" in told[0] and "-wal" in told[0]
 
 
 ROW = json.loads(KEPT.to_line())

@@ -20,7 +20,7 @@ TALK = [{"role": "user", "content": "Tell me a story"}]
 
 @pytest.fixture
 def model(monkeypatch):
-    monkeypatch.setattr(plain_clock, "MOMENT", 10.0)  # whatever this machine does beside
+    monkeypatch.setattr(plain_clock, "ALWAYS", 10.0)  # whatever this machine does beside
     *_, (_, loaded) = load(LoadRequest("demo", precision="fp32", device="cpu"))
     return loaded
 
@@ -80,7 +80,7 @@ def test_plain_and_tiny_answers_are_not_timed(model, settings):
 
 
 def test_slow_steps_are_timed_for_a_share_of_the_answers_time(model, monkeypatch):
-    monkeypatch.setattr(plain_clock, "MOMENT", 0.0)
+    monkeypatch.setattr(plain_clock, "ALWAYS", 0.0)
     for share, allowed, is_timed in ((0, 0, False), (0, 0.25, True), (1e6, 0, True)):
         monkeypatch.setattr(plain_clock, "SHARE", share)
         model.plain.step = 0.05  # what the last timing found

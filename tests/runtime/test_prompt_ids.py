@@ -282,7 +282,7 @@ def test_what_was_folded_is_said_once_in_a_conversation(tmp_path):
 
     assert notes(user("hi")) == ()
     (note,) = notes(BRIEF, user("hi"))
-    assert "takes no system messages" in note and "your next message" in note
+    assert "accepts no system messages" in note and "your next message" in note
     assert notes(BRIEF, user("hi"), assistant("x"), user("more")) == ()
     (note,) = notes(BRIEF, user("hi"), assistant("x"), user("more"), user("and more"))
     assert "two messages of one role" in note

@@ -352,7 +352,7 @@ def test_the_owner_comes_before_guests_who_have_one_request_each():
     for ticket in (load, owners, again, first):
         assert queue.next_ticket() is ticket
     for guest in ("guest 0", "guest 1"):  # one that runs, one that waits
-        with pytest.raises(UsageError, match="another answer of yours"):
+        with pytest.raises(UsageError, match="your earlier answer"):
             put(guest)
     assert queue.position(second) == 1
     first.end()

@@ -52,7 +52,7 @@ def test_weights_are_those_of_the_file(real_gguf, converted):
 def test_heads_come_by_the_name_of_the_file_and_by_their_own(model):
     notes = " ".join(model.info.notes)
     assert model.info.heads >= 3 and model.calibration is not None
-    assert ("heads that come with medusa-chat" in notes) == (model.info.name != NAME)
+    assert ("heads that ship with medusa-chat" in notes) == (model.info.name != NAME)
     assert "first answers: " in notes
     assert "are not those that the heads were trained for" not in notes
 

@@ -161,7 +161,7 @@ def test_what_cannot_be_sent_after_a_guests_answer_comes_back(controller, monkey
 def test_a_guest_has_one_answer_at_a_time(controller):
     one, two, three = (controller.sessions.open(scope) for scope in ("a", "a", "b"))
     one.ask(turn("hello"))
-    with pytest.raises(UsageError, match="another answer of yours"):
+    with pytest.raises(UsageError, match="your earlier answer"):
         two.ask(turn("hello"))
     assert two.is_empty and not two.is_running
     three.ask(turn("hello"))

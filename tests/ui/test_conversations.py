@@ -148,7 +148,7 @@ def test_a_second_program_shows_the_conversations_and_changes_none(pair, history
     warned = []
     monkeypatch.setattr("gradio.Warning", warned.append)
     assert f"another medusa-chat (process {os.getpid()}, since " in told[0]
-    assert "read-only here, and new chats are not kept" in told[0] and len(told) == 1
+    assert "read-only here, and new chats are not saved" in told[0] and len(told) == 1
     assert "read-only here" in other.send(two, turn("theirs")).live and two.taken == 0
     for act in (other.regenerate, other.proceed):
         assert "read-only here" in act(two, turn()).live

@@ -60,11 +60,11 @@ def survey(source: Source) -> Contents:
     config: Mapping[str, Any] = {}
     notes: list[str] = []
     for folder in _folders(source):
-        found = heads_in(folder, backbone is not None) if heads is None else None
-        whole = _backbone_in(folder, found) if backbone is None else None
+        folder_heads = heads_in(folder, backbone is not None) if heads is None else None
+        whole = _backbone_in(folder, folder_heads) if backbone is None else None
         beside = folder.json("adapter_config.json")
-        if found is not None:
-            heads, config = found, beside | folder.json("config.json")
+        if folder_heads is not None:
+            heads, config = folder_heads, beside | folder.json("config.json")
         backbone = backbone or whole
         if adapter is None and (name := next((a for a in ADAPTERS if a in folder.sizes), None)):
             adapter = folder.path(name)
@@ -162,11 +162,11 @@ def disagreements(config: Mapping[str, Any], heads: HeadsFile) -> Iterator[str]:
     """A sentence for each point where the config differs from the file."""
     nested = _nested(config)
     is_model = nested is config and (heads.is_whole or config.get("model_type") != "medusa")
-    for keys, found, what in ((HEADS, heads.heads, "heads"), (LAYERS, heads.layers, "layers")):
+    for keys, count, what in ((HEADS, heads.heads, "heads"), (LAYERS, heads.layers, "layers")):
         # a model's own config counts its own heads and layers under the plain names
         key = next((k for k in keys[: 2 if is_model else 3] if k in nested), None)
-        if key is not None and nested[key] != found:
-            yield f"config.json says {str(nested[key])[:20]} {what}, the file has {found}"
+        if key is not None and nested[key] != count:
+            yield f"config.json says {str(nested[key])[:20]} {what}, the file has {count}"
     version = str(config.get("version", ""))
     if version == "2" and heads.lm != "shared":
         yield "config.json says version 2 (no LM heads), the file has LM heads of its own"

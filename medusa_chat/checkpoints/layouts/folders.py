@@ -183,8 +183,8 @@ def heads_in(folder: Folder, has_model: bool = False) -> HeadsFile | None:
         return _own_file(folder, named)
     if any(file in missing and _is_head(name) for name, file in table.items()):
         return None  # the model is only half there, which its backbone says
-    if model and (found := _in_model(folder, model, table)):
-        return found
+    if model and (model_heads := _in_model(folder, model, table)):
+        return model_heads
     rest = [n for n in weights if n not in model and not MODEL.match(n)]
     return _other_file(folder, rest, has_model or bool(model))
 
@@ -261,13 +261,13 @@ def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where
         return  # several models in one; without any, the layers were counted
     for name, shape in _expected(config):
         outer = name == "lm_head.weight"
-        found = _outer(header, name) if outer else header.get(starts[0] + name)
-        if found is None:
+        entry = _outer(header, name) if outer else header.get(starts[0] + name)
+        if entry is None:
             whole = name if outer else starts[0] + name
             raise ModelError(f"the weights in {where} lack {whole}: it is incomplete, {REMEDY}")
-        if found.shape != shape:
+        if entry.shape != shape:
             raise ModelError(
-                f"{where}: tensor {name} is {found.shape}, config.json says {shape}: {REMEDY}"
+                f"{where}: tensor {name} is {entry.shape}, config.json says {shape}: {REMEDY}"
             )
 
 
@@ -283,10 +283,10 @@ def _outer(header: Mapping[str, Entry], name: str) -> Entry | None:
 
 
 def _refuse_missing_layers(header: Mapping[str, Entry], count: object, where: str) -> None:
-    found = {int(match[1]) for name in header if (match := LAYER.search(name))}
-    if type(count) is not int or not found or count > MOST_LAYERS:
+    present = {int(match[1]) for name in header if (match := LAYER.search(name))}
+    if type(count) is not int or not present or count > MOST_LAYERS:
         return
-    if missing := set(range(count)) - found:
+    if missing := set(range(count)) - present:
         raise ModelError(
             f"{where} lacks layer {min(missing)} of {count}: it is incomplete, {REMEDY}"
         )

@@ -29,8 +29,11 @@ TYPES = {
     **{22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56)},
     **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
 }
-# type -> bytes of 32 weights as our C code keeps them (decoding/backends/kernels/weights.h)
-KEPT = {2: 20, 3: 20, 6: 34, 7: 36, 8: 34, 12: 24, 13: 40, 14: 40}
+# type -> bytes of 32 weights as our C code keeps them (decoding/backends/kernels/packed.h)
+KEPT: Mapping[int, float] = {
+    **{2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 10: 10.5, 11: 14.25, 12: 18.5, 13: 22.5, 14: 26.25},
+    **{20: 18, 23: 17.25, 39: 17},
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class GgufHeader:
         if not any(kind in KEPT for kind, _ in matrices):
             return 0
         return sum(
-            count * KEPT[kind] // 32 if kind in KEPT else 2 * count for kind, count in matrices
+            int(count * KEPT[kind] / 32) if kind in KEPT else 2 * count for kind, count in matrices
         )
 
     @property

@@ -41,19 +41,19 @@ def rope_parameters(
     of an attention head. Raises ModelError for a scaling that is not known."""
     where = f"{source.name}/{file}"
     base = positive(header.metadata, f"{family}.rope.freq_base", 10_000.0, where)
-    found = _scaling(header.metadata, family, where)
+    scaling = _scaling(header.metadata, family, where)
     if LONG in header.tensors or SHORT in header.tensors:
-        found = _long(header, family, source, file)
+        scaling = _long(header, family, source, file)
     if FREQUENCIES in header.tensors:
         factors = _floats(header, FREQUENCIES, source, file)
         is_part = kind == "gemma4_text"
-        found = _part(factors, where) if is_part else _llama3(factors, base, width, where)
+        scaling = _part(factors, where) if is_part else _llama3(factors, base, width, where)
     turned = header.metadata.get(f"{family}.rope.dimension_count", width)
     if turned != width and family not in PARTIAL:
         raise _unknown(where, f"for a part of each head, {str(turned)[:40]} of {width} numbers")
     if family in PARTIAL and type(turned) is int and 0 < turned <= width:
-        found |= {"partial_rotary_factor": turned / width}
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base, **found}
+        scaling |= {"partial_rotary_factor": turned / width}
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": base, **scaling}
     if family == "deepseek2":  # where it is a tenth, for older files' sake
         for name in {"mscale", "mscale_all_dim"} & parameters.keys():
             parameters[name] = round(10 * float(parameters[name]), 6)

@@ -124,10 +124,10 @@ def parse_header(text: bytes, data: int) -> dict[str, Entry]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("its header has a duplicate name")
-    return found
+    return values
 
 
 def _entry(name: str, value: Any) -> tuple[Entry, tuple[int, int]]:
@@ -163,8 +163,8 @@ def read_archive(source: Source, file: str, size: int, where: str) -> dict[str, 
     try:
         with zipfile.ZipFile(io.BufferedReader(Stream(source, file, size), 65_536)) as archive:
             storages, program = _entries(archive, size)
-        found = tensors_of(program)
-        return {name: _checked(name, tensor, storages) for name, tensor in found.items()}
+        tensors = tensors_of(program)
+        return {name: _checked(name, tensor, storages) for name, tensor in tensors.items()}
     except ModelError:
         raise
     except Refusal as error:

@@ -259,17 +259,17 @@ def _count(entries: Entries, where: str) -> tuple[int, int]:
     layers: dict[int, set[int]] = {}
     for name in entries:
         if (head := head_of(name)) >= 0:
-            found = layers.setdefault(head, set())
+            numbers = layers.setdefault(head, set())
             if name.endswith(".linear.weight"):
-                found.add(int(name.split(".")[1]))
+                numbers.add(int(name.split(".")[1]))
     _refuse_gaps(set(layers), "heads", MAX_HEADS, where)
     for name in entries:
         if name.endswith(".bias") and name.replace(".bias", ".weight") not in entries:
             raise ModelError(f"{where} is incomplete: {name} has no weight; download it again")
-    counts = {len(found) for found in layers.values()}
-    for found in layers.values():
-        if found:
-            _refuse_gaps(found, "layers", MAX_LAYERS, where)
+    counts = {len(numbers) for numbers in layers.values()}
+    for numbers in layers.values():
+        if numbers:
+            _refuse_gaps(numbers, "layers", MAX_LAYERS, where)
     if len(counts) != 1:
         raise ModelError(
             f"{where} is incomplete: its heads have {', '.join(map(str, sorted(counts)))} layers; "
@@ -278,16 +278,16 @@ def _count(entries: Entries, where: str) -> tuple[int, int]:
     return len(layers), counts.pop()
 
 
-def _refuse_gaps(found: set[int], what: str, most: int, where: str) -> None:
-    if not found:
+def _refuse_gaps(numbers: set[int], what: str, most: int, where: str) -> None:
+    if not numbers:
         raise ModelError(f"{where} holds no Medusa heads: give a file that does")
-    if len(found) > most or max(found) >= 10 * most:
-        raise ModelError(f"{where} has {what} up to number {max(found)}: 1 to {most} are allowed")
-    missing = set(range(max(found) + 1)) - found
+    if len(numbers) > most or max(numbers) >= 10 * most:
+        raise ModelError(f"{where} has {what} up to number {max(numbers)}: 1 to {most} are allowed")
+    missing = set(range(max(numbers) + 1)) - numbers
     if missing:
         raise ModelError(
-            f"{where} is incomplete: of {what} 0 to {max(found)} number {min(missing)} is missing; "
-            "download it again"
+            f"{where} is incomplete: number {min(missing)} of {what} 0 to {max(numbers)} is "
+            "missing; download it again"
         )
 
 

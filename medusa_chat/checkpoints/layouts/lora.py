@@ -49,31 +49,31 @@ def lora_settings(source: Source, path: str) -> LoraSettings:
     """The settings of the adapter whose config lies at `path`. Raises ModelError for anything that
     is no plain LoRA, with what it is."""
     file = f"{source.name}/{path}"
-    found = read_json(source, path)
-    if (kind := found.get("peft_type")) != "LORA":
+    config = read_json(source, path)
+    if (kind := config.get("peft_type")) != "LORA":
         raise ModelError(f"{file}: its peft_type is {str(kind)[:40]!r}: give a plain LoRA adapter")
-    odd = [words for key, words in UNMERGED.items() if found.get(key)]
-    if found.get("bias", "none") != "none":
+    odd = [words for key, words in UNMERGED.items() if config.get(key)]
+    if config.get("bias", "none") != "none":
         odd.append("biases of the backbone")
-    if found.get("init_lora_weights") not in STARTS:
-        odd.append(f"a backbone changed by {str(found['init_lora_weights'])[:40]}")
+    if config.get("init_lora_weights") not in STARTS:
+        odd.append(f"a backbone changed by {str(config['init_lora_weights'])[:40]}")
     if odd:
         raise ModelError(
             f"{file} is not supported, for it has {' and '.join(odd)}: give a plain LoRA adapter, "
             "or merge it"
         )
-    alphas = found.get("alpha_pattern") or {}
+    alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict) or len(alphas) > MAX_PATTERNS:
         raise ModelError(f"{file} has no valid alpha_pattern: download it again")
     for pattern in alphas:
         _refuse_pattern(pattern, file)
-    for key, value in {"lora_alpha": found.get("lora_alpha", 8), **alphas}.items():
+    for key, value in {"lora_alpha": config.get("lora_alpha", 8), **alphas}.items():
         if type(value) not in (int, float) or not 0 <= abs(value) <= MAX_ALPHA:
             raise ModelError(
                 f"{file} has no valid {key[:80]} ({str(value)[:40]}): download it again"
             )
-    flags = tuple(key for key in FLAGS if found.get(key) is True)
-    return LoraSettings(found.get("lora_alpha", 8), alphas, flags)
+    flags = tuple(key for key in FLAGS if config.get(key) is True)
+    return LoraSettings(config.get("lora_alpha", 8), alphas, flags)
 
 
 def _refuse_pattern(pattern: str, file: str) -> None:

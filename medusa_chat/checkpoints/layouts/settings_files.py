@@ -178,8 +178,8 @@ PACKAGES = {
 
 def refuse_unread(config: Mapping[str, Any], where: str) -> None:
     """Raises ModelError for weights in a method that cannot be read here."""
-    found = config.get("quantization_config") or {}
-    method = found.get("quant_method")
+    quantisation = config.get("quantization_config") or {}
+    method = quantisation.get("quant_method")
     if isinstance(config.get("quantization"), dict) and method is None:
         method = "MLX"
     elif not isinstance(method, str) or _is_there(PACKAGES.get(method)):

@@ -56,12 +56,12 @@ class LocalFolder:
         if self._only is not None:
             places = {name: self.folder / name for name in parts_of(self._only)}
             return {name: size_of(path) for name, path in places.items() if os.path.lexists(path)}
-        found, folders = _entries(self.folder)
+        paths, folders = _entries(self.folder)
         whole = self.folder.resolve()
         for folder in folders if whole != whole.parent else ():  # / holds the whole system
             files, deeper = _entries(folder)
-            found += files or [file for one in deeper for file in _entries(one)[0]]
-        return {path.relative_to(self.folder).as_posix(): size_of(path) for path in sorted(found)}
+            paths += files or [file for one in deeper for file in _entries(one)[0]]
+        return {path.relative_to(self.folder).as_posix(): size_of(path) for path in sorted(paths)}
 
     def read(self, file: str, start: int, length: int) -> bytes:
         """Raises ModelError for a file that cannot be read."""
@@ -70,10 +70,10 @@ class LocalFolder:
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     """Its files and its readable folders (not lost+found), without hidden ones."""
-    found = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    folders = [entry for entry in found if _is_folder(entry)]
+    entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    folders = [entry for entry in entries if _is_folder(entry)]
     readable = [Path(one.path) for one in folders if os.access(one.path, os.R_OK | os.X_OK)]
-    return [Path(one.path) for one in found if not _is_folder(one)], readable
+    return [Path(one.path) for one in entries if not _is_folder(one)], readable
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -159,12 +159,12 @@ def size_of(path: Path) -> int:
     """Bytes of a regular file, -1 for a broken link. Raises ModelError for a pipe, a device, a
     socket or a file of /proc or /sys, on which another library would block or read forever."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return -1
-    if not stat.S_ISREG(found.st_mode) or _is_kernels(found):
+    if not stat.S_ISREG(status.st_mode) or _is_kernels(status):
         raise ModelError(_irregular(path))
-    return found.st_size
+    return status.st_size
 
 
 def _is_kernels(facts: os.stat_result) -> bool:

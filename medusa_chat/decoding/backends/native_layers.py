@@ -1,6 +1,6 @@
 """Native layers: the merged layers of a model with the C library's linears in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_library import Linear, NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
     TOLERANCE,
     UNCHANGED,
-    Blocks,
     NativeLinear,
+    StoredRows,
     WeightStorage,
 )
 from medusa_chat.decoding.backends.parity import agrees
@@ -53,7 +53,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
         for name in names:
             linear = getattr(parent, name)
             own = sizes if len(names) == 1 else [len(linear.weight)]
-            stored = storage([f"{place}.{block}.{name}.weight"], linear.weight.detach())
+            stored = storage(f"{place}.{block}.{name}.weight", linear.weight.detach())
             parts += _parted(linear, stored, own, library)
             setattr(parent, name, parts[-1])
         made = Joined(*parts)
@@ -63,7 +63,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
     def single(parent: Any, block: str, name: str) -> NativeLinear:
         linear = getattr(parent, name)
-        stored = storage([f"{place}.{block}.{name}.weight"], linear.weight.detach())
+        stored = storage(f"{place}.{block}.{name}.weight", linear.weight.detach())
         made = NativeLinear(linear, library, stored)
         setattr(parent, name, made)
         return made
@@ -76,7 +76,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
 
 def _parted(
-    linear: Any, stored: Blocks | Tensor, sizes: list[int], library: NativeLibrary
+    linear: Any, stored: StoredRows | Tensor, sizes: list[int], library: NativeLibrary
 ) -> list[NativeLinear]:
     """Native linears of so many outputs each, one behind the other, of a linear whose weight is
     stored so."""
@@ -85,9 +85,30 @@ def _parted(
     made, start = [], 0
     for size in sizes:
         places = torch.arange(start, start + size)
-        rows = stored.rows(places) if isinstance(stored, Blocks) else stored[start : start + size]
+        rows = (
+            stored.rows(places) if isinstance(stored, StoredRows) else stored[start : start + size]
+        )
         bias = None if linear.bias is None else linear.bias[start : start + size]
         part = SimpleNamespace(weight=linear.weight[start : start + size], bias=bias)
         made.append(NativeLinear(part, library, rows))
         start += size
     return made
+
+
+def outputs_of(parts: Any, sizes: Sequence[int], width: int) -> list[Linear]:
+    """For C the linears with so many outputs each: these native ones, or parts of the one that has
+    the outputs of all, which begin at whole panels of `width`. Raises ValueError where they do not.
+    They point at memory of the native linears."""
+    if len(parts) == len(sizes):
+        return [Linear(one.weights, one.bias_address) for one in parts]
+    (whole,) = parts
+    if any(size % width for size in sizes):
+        raise ValueError(f"outputs {tuple(sizes)} of one weight are no whole panels of {width}")
+    found, panel, at = list[Linear](), whole.panels.nbytes // -(-whole.outs // width), 0
+    for size in sizes:
+        weights = Weights.from_buffer_copy(whole.weights)
+        weights.panels += at // width * panel
+        bias = whole.bias_address
+        found.append(Linear(weights, None if bias is None else bias + 4 * at))
+        at += size
+    return found

@@ -6,7 +6,6 @@ from ctypes import (
     Structure,
     c_float,
     c_int,
-    c_int32,
     c_int64,
     c_uint64,
     c_void_p,
@@ -22,7 +21,7 @@ def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
 class Weights(Structure):
     """Packed weights: kernels/weights.h."""
 
-    _fields_ = [("panels", c_void_p), *_all(c_int32, "kind block has_floor is_wide")]
+    _fields_ = [("panels", c_void_p), ("kind", c_int64)]
 
 
 class Product(Structure):
@@ -127,6 +126,9 @@ class HeadGuesses(Structure):
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
     "run": (c_int64, POINTER(Pass)),
+    "packed_size": (c_int64, c_int64, c_int64, c_int64),
+    "pack": (None, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
+    "unpack": (None, POINTER(Weights), c_int64, c_void_p, c_int64, c_void_p),
     "linear": (None, POINTER(Product), c_int64),
     "head_states": (None, POINTER(HeadStates), c_int64),
     "head_guesses": (None, POINTER(HeadGuesses), c_int64),

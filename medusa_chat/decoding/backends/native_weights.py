@@ -1,10 +1,10 @@
 """Native weights: what the C library multiplies, packed once at a load, and NativeLinear.
 
-A weight is fp32, bf16, or whole numbers of 4 or 8 bits in blocks with one scale. Packed, the
-weights of P outputs lie side by side: a panel (kernels/weights.h).
+A weight is fp32, bf16, or the rows of a GGUF file's own blocks. Packed, the weights of P outputs
+lie side by side: a panel (kernels/weights.h).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from ctypes import byref
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,13 +19,14 @@ from medusa_chat.decoding.backends.native_library import NativeLibrary, Product,
 from medusa_chat.decoding.backends.parity import agrees, share
 
 WIDEST_PANEL = 32  # outputs, on any CPU
-FLOATS, HALVES, UPPERS, NIBBLES, BYTES = range(5)  # kernels/weights.h
-BLOCK_SIZES = 16, 32, 64  # inputs with one scale that kernels/packed.c takes
+FLOATS, HALVES, UPPERS = range(3)  # kernels/weights.h
+PACKED = 16  # the same: plus a type of ggml
+Q4_1, Q8_0 = 3, 8  # types of ggml
 CHUNK_ROWS = 4096  # rows of a weight that are examined at a time
 UNPACKED = 2**20  # weights that are unpacked at a time, a few MB of fp32
 
 ROWS = 256  # of a weight that are rounded at a time: a few MB of fp32
-INPUTS = 32  # with one scale, of blocks that are made here
+INPUTS = 32  # of a block that is made here
 TINY = 1e-30  # in place of a scale of 0
 TABLES = {"lm_head.weight", "model.embed_tokens.weight"}  # of which an LM head is made
 
@@ -35,86 +36,72 @@ TOLERANCE, SAMPLE = 0.02, 64  # of the difference from torch's product; outputs 
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """A quantised weight: whole numbers with a scale, and perhaps a floor, for each block of
-    inputs: a weight is scale * number + floor. numbers: int8 [outs, ins]; scales and floors: both
-    float16 or both float32 [outs, blocks]."""
+class StoredRows:
+    """A quantised weight [outs, ins] as a GGUF file stores it. type: ggml's number; data: uint8
+    [outs, bytes of a row]."""
 
-    numbers: Tensor
-    scales: Tensor
-    floors: Tensor | None = None
-
-    @property
-    def block(self) -> int:
-        """Inputs that share a scale."""
-        return self.numbers.shape[1] // self.scales.shape[1]
+    type: int
+    data: Tensor
+    ins: int
 
     @property
-    def is_small(self) -> bool:
-        """Whether every number has 4 bits."""
-        return bool(self.numbers.min() >= 0 and self.numbers.max() <= 15)
+    def outs(self) -> int:
+        """How many rows there are."""
+        return len(self.data)
 
-    def values(self, rows: slice) -> Tensor:
-        """The weights of some rows, float32 [n, ins]."""
-        numbers = self.numbers[rows].unflatten(1, (-1, self.block))
-        values: Tensor = numbers * self.scales[rows, :, None].float()
-        if self.floors is not None:
-            values += self.floors[rows, :, None].float()
-        return values.flatten(1)
+    @property
+    def kind(self) -> int:
+        """The kind of weights for C."""
+        return PACKED + self.type
+
+    def values(self, rows: slice = slice(None)) -> Tensor:
+        """The weights of some rows, float32 [n, ins], as gguf has them."""
+        import gguf  # half a second, and few need it
+
+        stored = self.data[rows].numpy()
+        found = gguf.dequantize(stored, gguf.GGMLQuantizationType(self.type))
+        return torch.from_numpy(found.reshape(len(stored), self.ins))
+
+    def rows(self, places: Tensor | slice) -> "StoredRows":
+        """The rows at `places` int64 [n] alone, or a slice of them."""
+        return StoredRows(self.type, self.data[places], self.ins)
 
     def stands_for(self, weight: Tensor) -> bool:
         """Whether a weight [outs, ins] is this one, rounded to bf16."""
-        if weight.dtype != torch.bfloat16 or weight.shape != self.numbers.shape:
+        if weight.dtype != torch.bfloat16 or weight.shape != (self.outs, self.ins):
             return False
         parts = (slice(at, at + ROWS) for at in range(0, len(weight), ROWS))
         return all(torch.equal(self.values(rows).bfloat16(), weight[rows]) for rows in parts)
 
-    def rows(self, places: Tensor) -> "Blocks":
-        """The rows at `places` int64 [n] alone."""
-        floors = None if self.floors is None else self.floors[places]
-        return Blocks(self.numbers[places], self.scales[places], floors)
-
     @classmethod
-    def of(cls, weight: Tensor, bits: int = 8) -> "Blocks":
-        """Blocks of INPUTS near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits, or of 4
-        with floors."""
+    def of(cls, weight: Tensor, bits: int = 8) -> "StoredRows":
+        """Rows near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits (Q8_0), or of 4 with
+        floors (Q4_1)."""
         round_part = _nearest_bytes if bits == 8 else _nearest_nibbles
         parts = [round_part(part.float().unflatten(1, (-1, INPUTS))) for part in weight.split(ROWS)]
-        numbers, *tables = (torch.cat(column) for column in zip(*parts, strict=True))
-        return cls(numbers.flatten(1), *tables)
-
-    @classmethod
-    def joined(cls, parts: Sequence["Blocks"]) -> "Blocks":
-        """One weight from the rows of several with as many inputs: the smallest block and the
-        widest scale of any."""
-        block = min(part.block for part in parts)
-        dtype = max((part.scales.dtype for part in parts), key=lambda kind: kind.itemsize)
-
-        def whole(tables: list[Tensor]) -> Tensor:
-            spread = [
-                table.to(dtype).repeat_interleave(part.block // block, 1)
-                for part, table in zip(parts, tables, strict=True)
-            ]
-            return torch.cat(spread)
-
-        floors = [torch.zeros_like(p.scales) if p.floors is None else p.floors for p in parts]
-        is_floored = any(part.floors is not None for part in parts)
-        scales = whole([part.scales for part in parts])
-        numbers = torch.cat([part.numbers for part in parts])
-        return cls(numbers, scales, whole(floors) if is_floored else None)
+        return cls(Q8_0 if bits == 8 else Q4_1, torch.cat(parts), weight.shape[1])
 
 
-def _nearest_bytes(x: Tensor) -> tuple[Tensor, ...]:
-    """x float32 [n, blocks, INPUTS] -> whole numbers int8 and scales float16 [n, blocks]."""
-    scales = (x.abs().amax(2) / 127).half()
-    steps = scales.float().clamp(min=TINY).unsqueeze(2)
-    return (x / steps).round().clamp(-127, 127).to(torch.int8), scales
+def rounded_inputs(x: Tensor) -> Tensor:
+    """What C multiplies with stored rows in place of x float32 [..., ins]: whole numbers of 8 bits,
+    times one scale for each INPUTS of them."""
+    parts = x.unflatten(-1, (-1, INPUTS))
+    steps = (parts.abs().amax(-1, True) / 127).clamp(min=TINY)
+    found: Tensor = (parts / steps).round() * steps
+    return found.flatten(-2)
 
 
-def _nearest_nibbles(x: Tensor) -> tuple[Tensor, ...]:
-    """x float32 [n, blocks, INPUTS] -> whole numbers from 0 to 15 int8, scales and floors float16
-    [n, blocks]: those of the line by least squares through x and its places in its range, which is
-    a fifth nearer to normal weights than nf4's 16 values."""
+def _nearest_bytes(x: Tensor) -> Tensor:
+    """x float32 [n, blocks, INPUTS] -> rows of Q8_0, uint8 [n, bytes]."""
+    scales = (x.abs().amax(2, True) / 127).half()
+    numbers = (x / scales.float().clamp(min=TINY)).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat([scales.view(torch.uint8), numbers.view(torch.uint8)], 2).flatten(1)
+
+
+def _nearest_nibbles(x: Tensor) -> Tensor:
+    """x float32 [n, blocks, INPUTS] -> rows of Q4_1, uint8 [n, bytes]: scales and floors are those
+    of the line by least squares through x and its places in its range, which is a fifth nearer to
+    normal weights than nf4's 16 values."""
     least = x.amin(2, True)
     step = ((x.amax(2, True) - least) / 15).clamp_(min=TINY)
     numbers = ((x - least) / step).round_()
@@ -124,7 +111,10 @@ def _nearest_nibbles(x: Tensor) -> tuple[Tensor, ...]:
     scales = ((away * x).sum(2, True) / spread).half()
     floors = (mean - scales.float() * middle).half()
     numbers = ((x - floors.float()) / scales.float().clamp_(min=TINY)).round_().clamp_(0, 15)
-    return numbers.to(torch.int8), scales.squeeze(2), floors.squeeze(2)
+    low, high = numbers.to(torch.uint8).chunk(2, 2)
+    return torch.cat(
+        [scales.view(torch.uint8), floors.view(torch.uint8), low | high << 4], 2
+    ).flatten(1)
 
 
 class WeightStorage:
@@ -134,24 +124,24 @@ class WeightStorage:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
-    def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
-        """What is multiplied in place of a weight [outs, ins], that of the tensors of these names
-        side by side: blocks, or numbers of fp32 or bf16."""
+    def __call__(self, name: str, weight: Tensor) -> StoredRows | Tensor:
+        """What is multiplied in place of a weight [outs, ins], that of the tensor of this name:
+        stored rows, or numbers of fp32 or bf16."""
         return weight if self.dtype is None else weight.to(self.dtype)
 
 
 class Quantised(WeightStorage):
-    """Blocks made of the model's weights: of 8 bits, or of 4 but for the LM head."""
+    """Rows made of the model's weights: of 8 bits, or of 4 but for the LM head."""
 
     def __init__(self, bits: int) -> None:
         super().__init__(torch.bfloat16)
         self.bits = bits
 
-    def __call__(self, names: Sequence[str], weight: Tensor) -> Blocks | Tensor:
-        """The blocks nearest to a weight; in bf16 where its inputs are not whole blocks."""
+    def __call__(self, name: str, weight: Tensor) -> StoredRows | Tensor:
+        """The rows nearest to a weight; in bf16 where its inputs are not whole blocks."""
         if weight.shape[1] % INPUTS:
             return weight.bfloat16()
-        return Blocks.of(weight, 8 if set(names) & TABLES else self.bits)
+        return StoredRows.of(weight, 8 if name in TABLES else self.bits)
 
 
 UNCHANGED = WeightStorage()
@@ -184,87 +174,45 @@ def _float_kind(weight: Tensor) -> int:
     return UPPERS if is_short else FLOATS
 
 
-def pack_blocks(blocks: Blocks, width: int) -> tuple[Weights, Tensor] | None:
-    """Pack a quantised weight [outs, ins] into panels of `width` outputs -> its description for C,
-    and the panels' bytes, uint8 [size]; None for blocks that the kernels do not know."""
-    if blocks.block not in BLOCK_SIZES:
-        return None
-    tables = [blocks.scales] if blocks.floors is None else [blocks.scales, blocks.floors]
-    pairs = blocks.numbers.view(torch.int16).unflatten(1, (-1, blocks.block // 2))
-    if blocks.is_small:  # two pairs in the bytes of one, then four in a word
-        halves = (pairs[..., ::2] | pairs[..., 1::2] << 4).view(torch.uint8)
-        pairs = halves.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3).view(torch.int32)
-    parts = []
-    for part in (*(table.unsqueeze(2) for table in tables), pairs):
-        whole = F.pad(part, (0, 0, 0, 0, 0, -len(part) % width))
-        whole = whole.unflatten(0, (-1, width)).permute(0, 2, 3, 1).contiguous()
-        parts.append(whole.flatten(2).view(torch.uint8))
-    panels = torch.cat(parts, 2).flatten()
-    weights = Weights(panels=panels.data_ptr(), block=blocks.block)
-    weights.kind = NIBBLES if blocks.is_small else BYTES
-    weights.has_floor = blocks.floors is not None
-    weights.is_wide = blocks.scales.dtype == torch.float32
+def pack_rows(
+    pieces: Iterable[StoredRows], outs: int, library: NativeLibrary
+) -> tuple[Weights, Tensor] | None:
+    """Pack the rows of a quantised weight, piece by piece, into panels -> its description for C,
+    and the panels' bytes, uint8 [size]; None for a type that C does not know. outs: of all."""
+    weights, panels, at = Weights(), torch.empty(0, dtype=torch.uint8), 0
+    for piece in pieces:
+        if at == 0:
+            size = library.c.packed_size(piece.kind, outs, piece.ins)
+            if size == 0:
+                return None
+            panels = torch.zeros(size, dtype=torch.uint8)
+            weights = Weights(panels.data_ptr(), piece.kind)
+        data = piece.data.contiguous()
+        library.c.pack(
+            *(piece.kind, data.data_ptr(), panels.data_ptr(), at, piece.outs, piece.ins),
+            library.threads,
+        )
+        at += piece.outs
     return weights, panels
 
 
-def unpacked(weights: Weights, panels: Tensor, ins: int, width: int) -> Iterator[Tensor]:
-    """What `pack_floats` or `pack_blocks` packed, some panels at a time: float32 [n, ins], the last
-    ones followed by outputs of 0."""
-    is_quantised = weights.kind in (NIBBLES, BYTES)
-    count = len(panels)
-    if is_quantised:
-        tables = (1 + bool(weights.has_floor)) * (4 if weights.is_wide else 2)
-        numbers = weights.block // 2 if weights.kind == NIBBLES else weights.block
-        count = len(panels) // (ins // weights.block * width * (tables + numbers))
-    for part in panels.view(count, -1).split(max(1, UNPACKED // (ins * width))):
-        if is_quantised:
-            yield _unpacked_blocks(weights, part, ins, width)
-        else:
-            yield _unpacked_floats(weights.kind, part, ins)
-
-
-def _unpacked_floats(kind: int, part: Tensor, ins: int) -> Tensor:
-    """Panels int32 [n, words] of a weight of fp32 or bf16 -> float32 [outs, ins]."""
-    pairs = ins if kind == FLOATS else -(-ins // 2)
-    words = part.view(len(part), pairs, -1).transpose(1, 2).flatten(0, 1).contiguous()
-    numbers = words.view(torch.float32 if kind == FLOATS else torch.bfloat16)
-    return numbers[:, :ins].float()
-
-
-def _unpacked_blocks(weights: Weights, part: Tensor, ins: int, width: int) -> Tensor:
-    """Panels uint8 [n, bytes] of a quantised weight -> float32 [outs, ins]."""
-    size, dtype = (4, torch.float32) if weights.is_wide else (2, torch.float16)
-    whole = part.view(len(part), ins // weights.block, -1)  # of each block of P outputs
-    kinds = [dtype] * (1 + bool(weights.has_floor))
-    ends = [size * width] * len(kinds)
-    *tables, pairs = whole.split([*ends, whole.shape[2] - sum(ends)], 2)
-
-    def by_output(table: Tensor, kind: torch.dtype) -> Tensor:
-        words = table.contiguous().view(kind).unflatten(2, (-1, width))
-        outputs: Tensor = words.permute(0, 3, 1, 2).flatten(0, 1).contiguous()
-        return outputs  # [outs, blocks, words]
-
-    if weights.kind == NIBBLES:
-        quads = by_output(pairs, torch.int32).view(torch.uint8).unflatten(-1, (-1, 2, 2))
-        halves = quads.transpose(-1, -2).flatten(-3).view(torch.int16)
-        numbers = torch.stack([halves & 0x0F0F, halves >> 4 & 0x0F0F], -1).flatten(-2)
-    else:
-        numbers = by_output(pairs, torch.int16)
-    scale, *floor = (by_output(t, kind).float() for t, kind in zip(tables, kinds, strict=True))
-    values = numbers.view(torch.int8).float().mul_(scale)
-    return (values.add_(floor[0]) if floor else values).flatten(1)
+def unpacked(weights: Weights, ins: int, places: Tensor, library: NativeLibrary) -> Tensor:
+    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins]."""
+    found, places = torch.empty(len(places), ins), places.contiguous()
+    library.c.unpack(byref(weights), ins, places.data_ptr(), len(places), found.data_ptr())
+    return found
 
 
 # ---------------------------------------------------------------------------------------- linears
 
 
 class NativeLinear(nn.Module):
-    """A linear of fp32 or bf16 on a CPU with a packed weight: [..., ins] -> [..., outs], summed in
-    fp32, in the input's dtype. bias: float32 [outs] or None; weights: the panels as C takes them.
-    It keeps no reference to the linear that it replaces."""
+    """A linear on a CPU with a packed weight: [..., ins] -> [..., outs], summed in fp32, in the
+    input's dtype. bias: float32 [outs] or None; weights: the panels as C takes them. It keeps no
+    reference to the linear that it replaces."""
 
     def __init__(
-        self, linear: Any, library: NativeLibrary, stored: Blocks | Tensor | None = None
+        self, linear: Any, library: NativeLibrary, stored: StoredRows | Tensor | None = None
     ) -> None:
         """stored: what is multiplied in place of the linear's weight; None: that."""
         super().__init__()
@@ -273,8 +221,8 @@ class NativeLinear(nn.Module):
         self._library = library
         self.panels: Tensor
         self.register_buffer("panels", None, persistent=False)
-        if isinstance(stored, Blocks):
-            packed, sample = pack_blocks(stored, library.panel_width), stored.values(slice(SAMPLE))
+        if isinstance(stored, StoredRows):
+            packed, sample = pack_rows([stored], self.outs, library), stored.values(slice(SAMPLE))
             if packed is not None:
                 self.weights, self.panels = packed
                 if agrees(WRONG_PRODUCT, lambda: self.off_by(sample), TOLERANCE):
@@ -303,12 +251,20 @@ class NativeLinear(nn.Module):
         y = self.product(hidden.reshape(-1, self.ins).float().contiguous())
         return y.view(*hidden.shape[:-1], self.outs).to(hidden.dtype)
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """What is multiplied in place of x float32 [..., ins], of the same shape and dtype."""
+        if self.weights.kind >= PACKED:
+            return rounded_inputs(x)
+        return x.bfloat16().float() if self.weights.kind == HALVES else x
+
     def weight_parts(self) -> Iterator[Tensor]:
         """The weight that is multiplied, some outputs at a time: float32 [n, ins]."""
-        left = self.outs
-        for part in unpacked(self.weights, self.panels, self.ins, self._library.panel_width):
-            yield part[:left]
-            left -= len(part)
+        for places in torch.arange(self.outs).split(max(1, UNPACKED // self.ins)):
+            yield self.rows(places)
+
+    def rows(self, places: Tensor) -> Tensor:
+        """The weights of the outputs at `places` int64 [n]: float32 [n, ins]."""
+        return unpacked(self.weights, self.ins, places, self._library)
 
     def product(self, x: Tensor) -> Tensor:
         """float32 [m, ins], contiguous -> float32 [m, outs]."""
@@ -341,9 +297,9 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
         if type(module) is Conv1D:  # of gpt2: its weight is [ins, outs]
             linear = SimpleNamespace(weight=module.weight.t(), bias=module.bias)
         if type(module) in (nn.Linear, Conv1D) and module is not head:
-            blocks = storage([f"{name}.weight"], linear.weight.detach())
-            if isinstance(blocks, Blocks):
-                quantised = NativeLinear(linear, library, blocks)
+            rows = storage(f"{name}.weight", linear.weight.detach())
+            if isinstance(rows, StoredRows):
+                quantised = NativeLinear(linear, library, rows)
                 quantised.weight = linear.weight.new_empty(0)  # some layers ask a linear its dtype
                 model.set_submodule(name, quantised)
                 count += 1

@@ -44,12 +44,12 @@ class ConversationList:
         than `most`)."""
         history = self.sessions.history if scope == OWNER else None
         open_ones = {chat.id: chat for chat in self.sessions.all(scope)}
-        found = {one.id: one for one in (history.listed(search, most + 1) if history else ())}
+        listed = {one.id: one for one in (history.listed(search, most + 1) if history else ())}
         for chat in open_ones.values():
-            if chat.id not in found and _is_listed(chat, search):
+            if chat.id not in listed and _is_listed(chat, search):
                 kept = chat.stored
-                found[chat.id] = Listed(chat.id, kept.title, chat.updated_at, kept.excerpt(search))
-        rows = sorted(found.values(), key=lambda one: -one.updated_at)
+                listed[chat.id] = Listed(chat.id, kept.title, chat.updated_at, kept.excerpt(search))
+        rows = sorted(listed.values(), key=lambda one: -one.updated_at)
         running = {id for id, chat in open_ones.items() if chat.is_running}
         hidden = {id for id, chat in open_ones.items() if chat.is_deleted}
         shown = [
@@ -76,14 +76,14 @@ class ConversationList:
         """Take in the owner's conversations from a file; in words, how many, and what of another
         program's was left out. Raises UsageError."""
         file, history = read(data, trees), self.sessions.history
-        found = file.conversations
+        conversations = file.conversations
         taken = {chat.id for chat in self.sessions.all(OWNER)}
         self.sessions.require_own()
-        added = history.add(found, taken) if history else None
+        added = history.add(conversations, taken) if history else None
         if added is None:
             raise UsageError("it could not be saved, as every conversation here: see the terminal")
         self.sessions.note_change(OWNER)
-        known = f", {len(found) - added} here already" if added < len(found) else ""
+        known = f", {len(conversations) - added} here already" if added < len(conversations) else ""
         line = f"{added} conversation{'' if added == 1 else 's'} added{known}"
         return "; ".join(filter(None, (line, file.left_out_line)))
 

@@ -97,29 +97,29 @@ def read(data: bytes, trees: Sequence[str]) -> ReadFile:
         raise UsageError("it holds no conversations of medusa-chat, ChatGPT or Open WebUI")
     if values.get("version") != VERSION:
         raise UsageError(f"its version is {_short(values.get('version'))}: {VERSION} can be read")
-    found: list[tuple[str, StoredConversation]] = []
+    conversations: list[tuple[str, StoredConversation]] = []
     for number, one in enumerate(_list(values, "conversations", MAX_CONVERSATIONS), start=1):
         try:
-            found.append(_conversation(one, trees))
+            conversations.append(_conversation(one, trees))
         except UsageError as error:
             raise UsageError(f"conversation {number}: {error}") from None
-    return _few(ReadFile(found, []))
+    return _few(ReadFile(conversations, []))
 
 
 def _of_export(entries: Sequence[object], trees: Sequence[str]) -> ReadFile:
     """The conversations in which something was said. Raises UsageError where none can be read."""
-    found, left_out = list[tuple[str, StoredConversation]](), list[str]()
+    conversations, left_out = list[tuple[str, StoredConversation]](), list[str]()
     for number, entry in enumerate(entries, start=1):
         title = _line(without_broken_characters(exported_title(entry)))
         try:
             one = exported(entry)
             if one.messages:
-                found.append(_conversation(_translated(one), trees))
+                conversations.append(_conversation(_translated(one), trees))
         except (ValueError, UsageError) as error:
             name = f"“{title[:MAX_NAME]}”" if title else f"number {number:,}"
             left_out.append(f"{name} ({error})")
-    read = ReadFile(found, left_out)
-    if not found:
+    read = ReadFile(conversations, left_out)
+    if not conversations:
         raise UsageError(read.left_out_line or "nothing is said in it")
     return _few(read)
 
@@ -249,7 +249,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _list(values: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    found = values.get(name)
-    if not isinstance(found, list) or len(found) > most:
+    items = values.get(name)
+    if not isinstance(items, list) or len(items) > most:
         raise UsageError(f"its {name} are not a list of at most {most:,}")
-    return found
+    return items

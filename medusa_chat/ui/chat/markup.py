@@ -23,4 +23,4 @@ _BESIDE_CODE = re.compile(f"{FENCE}|{BEGINS}", re.IGNORECASE)
 def inert(text: str) -> str:
     """The text with its marks."""
     begins = _ANY if _ODD.search(text) else _BESIDE_CODE
-    return begins.sub(lambda found: found[0] + ("" if any(found.groups()) else MARK), text)
+    return begins.sub(lambda match: match[0] + ("" if any(match.groups()) else MARK), text)

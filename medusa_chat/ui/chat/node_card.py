@@ -68,17 +68,17 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
         return to_line(asked | {"error": str(error)})
     if ticket.error:
         return to_line(asked | {"error": ticket.error})
-    if (found := ticket.result) is None:
+    if (peek := ticket.result) is None:
         return to_line(asked | {"wait": True})
     return to_line(
         asked
         | {
             "temperature": request.temperature,
             "head": request.head,
-            "backbone_top": [_row(r) for r in found.backbone],
-            "head_top": [_row(r) for r in found.head],
-            "backbone_own": [_row(r) for r in found.asked],
-            "head_own": [_row(r) for r in found.asked_head],
+            "backbone_top": [_row(r) for r in peek.backbone],
+            "head_top": [_row(r) for r in peek.head],
+            "backbone_own": [_row(r) for r in peek.asked],
+            "head_own": [_row(r) for r in peek.asked_head],
         }
     )
 
@@ -112,5 +112,5 @@ def _step(answer: Answer, index: int) -> Step:
     return answer.steps[index]
 
 
-def _row(found: Ranked) -> list[Any]:
-    return [found.id, printable(found.text), short(found.probability), found.rank]
+def _row(ranked: Ranked) -> list[Any]:
+    return [ranked.id, printable(ranked.text), short(ranked.probability), ranked.rank]

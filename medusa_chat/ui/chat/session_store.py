@@ -32,17 +32,17 @@ AGAIN_SECONDS = 20.0  # between two tries to save what the disk did not take
 MAX_STEPS_KEPT = 8000  # of finished answers, all sessions: a step of 64 nodes takes about 16 KB
 
 NOT_OWNED = (
-    "{} has the conversations open: they are read-only here, and new chats are not kept. "
-    "To use them here, end the other one, then reload this page."
+    "{} has the conversations open: they are read-only here, and new chats are not saved. "
+    "To use them here, close the other program, then reload this page."
 )
 READ_ONLY = (
-    "This conversation is read-only here: {} has it open. Go on there, or begin a new chat, which "
-    "is not kept; to go on here, end the other one and try again."
+    "This conversation is read-only here: {} has it open. Continue there, or start a new chat, "
+    "which is not saved; to continue here, close the other program and try again."
 )
-CHANGED = "Another medusa-chat has changed this conversation: look at it, then do it again."
+CHANGED = "Another medusa-chat has changed this conversation: check it, then try again."
 OWNED = (
-    "the other medusa-chat has ended: the conversations are kept here again, with what was said "
-    "here meanwhile"
+    "the other medusa-chat was closed: conversations are saved here again, including those "
+    "written here in the meantime"
 )
 
 
@@ -85,8 +85,8 @@ class SessionStore:
     def open(self, scope: str = OWNER, id: object = "") -> ChatSession:
         """The conversation of this id, or a new one where there is none of this scope. A scope
         that is empty becomes a guest's."""
-        found = self.find(scope, id) if scope else None
-        return found or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
+        session = self.find(scope, id) if scope else None
+        return session or self._add(scope or secrets.token_urlsafe(24), secrets.token_urlsafe(12))
 
     def failures(self, scope: str, told: int) -> list[str]:
         """What is wrong with the disk, but for the first ones that the owner was told."""

@@ -30,9 +30,9 @@ class SettingsPanel(SettingsForm):
                 change["info"] = f"⚠ {wrong}"
         return [to_line(valid), *changes]
 
-    def shown(self, is_plain: object, found: object) -> list[Any]:
+    def shown(self, is_plain: object, restored: object) -> list[Any]:
         """An update per setting: those of a conversation, or what a browser kept as JSON."""
-        values = self.restored(found)
+        values = self.restored(restored)
         return updates({**values, "vanilla": is_plain is True})
 
     @property

@@ -109,10 +109,10 @@ class Transcript:
     def with_text(self, row: Row, text: str) -> "Transcript":
         """Another version of one of the model's answers, with what a row shows of it rewritten;
         what was said after the one before is said after it, too."""
-        found, *after = self.tree.path[row.position :]
-        if text == found.content:
+        message, *after = self.tree.path[row.position :]
+        if text == message.content:
             return self
-        made = self.head(row.position).plus(found.role, text, reasoning=found.reasoning)
+        made = self.head(row.position).plus(message.role, text, reasoning=message.reasoning)
         for one in after:
             made = made.plus(one.role, one.content, self.recorded.get(one.id), one.note, one)
         return made
@@ -147,8 +147,8 @@ class Transcript:
             return None
         if not after:
             return self.tree.showing(others[0]).leaf
-        found = (self._alike(at, after) for at in others if at < one.id)
-        return next((leaf for leaf in found if leaf), None)
+        alike = (self._alike(at, after) for at in others if at < one.id)
+        return next((leaf for leaf in alike if leaf), None)
 
     def _alike(self, leaf: int, after: Sequence[Said]) -> int:
         """The last of the messages that say the same after this one; 0 where there are none."""

@@ -143,10 +143,10 @@ def _versions(transcript: Transcript, shown_rows: Sequence[Row]) -> str:
     """{"rows": [[row, version, of how many] ...], "bylines": [[row, model, speed] ...]}: the
     messages that have more than one, and who gave the answers, at the last row of each."""
     last = {row.position: place for place, row in enumerate(shown_rows) if row.kind != "note"}
-    found = [[place, *transcript.version(position)] for position, place in last.items()]
+    versions = [[place, *transcript.version(position)] for position, place in last.items()]
     made = ((place, transcript.tree.path[position].figures) for position, place in last.items())
     bylines = [[place, one.model, one.speed] for place, one in made if one]
-    return to_line({"rows": [row for row in found if row[2] > 1], "bylines": bylines})
+    return to_line({"rows": [row for row in versions if row[2] > 1], "bylines": bylines})
 
 
 def _history(transcript: Transcript, shown_rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -157,10 +157,10 @@ def _tint(tab: Tab, transcript: Transcript, shown_rows: Sequence[Row]) -> str:
     """{"rows": [[row, key] ...], "new": {key: pieces}, "typed": [[row, text] ...]}: pieces that the
     tab has are not sent again. typed: what the user wrote, to be shown as it is."""
     tinted = [(place, row) for place, row in enumerate(shown_rows) if row.pieces][-MAX_TINTED:]
-    found, new = [], {}
+    runs, new = [], {}
     for place, row in tinted:
         key = str(transcript.answers[row.position].number)
-        found.append([place, key])
+        runs.append([place, key])
         if key not in tab.tinted:
             new[key] = [part for text, tokens in row.pieces for part in (tokens, text)]
     tab.tinted |= set(new)
@@ -169,4 +169,4 @@ def _tint(tab: Tab, transcript: Transcript, shown_rows: Sequence[Row]) -> str:
         for place, row in enumerate(shown_rows)
         if transcript.messages[row.position]["role"] == "user"
     ]
-    return to_line({"rows": found, "new": new, "typed": typed})
+    return to_line({"rows": runs, "new": new, "typed": typed})

@@ -95,8 +95,8 @@ class ChatViewer:
         if not tab.version:
             tab.scope = guest_of(request) or OWNER
             ids = (kept.get("link"), kept.get("tab"), kept.get("last"))
-            found = [id for id in ids if self.sessions.find(tab.scope, id)]
-            tab.conversation = found[0] if found else ""
+            open_ids = [id for id in ids if self.sessions.find(tab.scope, id)]
+            tab.conversation = open_ids[0] if open_ids else ""
         if tab.scope == OWNER:
             self.sessions.own()
         self.sessions.refresh(self.session_of(tab))

@@ -134,9 +134,9 @@ class CompareController:
     def _is_over(self, tab: CompareTab) -> bool:
         return tab.is_stopped or time.monotonic() - tab.seen_at > GONE_SECONDS
 
-    def _ask_gap(self, tab: CompareTab, found: Comparison) -> None:
+    def _ask_gap(self, tab: CompareTab, comparison: Comparison) -> None:
         """Add how near the first difference was, if the model still can say."""
-        request = gap_request(self.session, found)
+        request = gap_request(self.session, comparison)
         if request is None:
             return
         ticket = self.session.submit(request)
@@ -144,11 +144,11 @@ class CompareController:
             pass
         self.session.cancel(ticket)
         if ticket.result is not None:
-            self._keep(tab, add_gap(found, ticket.result))
+            self._keep(tab, add_gap(comparison, ticket.result))
 
-    def _keep(self, tab: CompareTab, found: Comparison) -> None:
+    def _keep(self, tab: CompareTab, comparison: Comparison) -> None:
         of_tab = {"number": tab.number, "show_nodes": tab.show_nodes, "prompt": tab.text}
-        tab.result = result_view(found) | of_tab
+        tab.result = result_view(comparison) | of_tab
 
     def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
         waiting = waiting_text(self.session.state, progress.ahead)

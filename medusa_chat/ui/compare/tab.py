@@ -93,8 +93,8 @@ def _remember(settings: SettingsForm) -> None:
     kept = script_block("kept", elem_id="compare-kept", KEY=KEY, PANEL="compare-settings")
 
     def restore(line: object) -> list[Any]:
-        found = settings.restored(line)
-        return [found[name] for name in settings.components]
+        values = settings.restored(line)
+        return [values[name] for name in settings.components]
 
     gr.on(
         [event for field in fields for event in touched(field)],

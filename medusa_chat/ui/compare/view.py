@@ -49,80 +49,81 @@ def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
     }
 
 
-def result_view(found: Comparison) -> dict[str, Any]:
+def result_view(comparison: Comparison) -> dict[str, Any]:
     """Everything the replay and the table show."""
-    one, two = found.plain, found.drafted
+    one, two = comparison.plain, comparison.drafted
     return {
         "sides": [_side(one, "plain"), _side(two, "drafted")],
-        "verdict": verdict(found),
-        "hedge": hedge(found),
-        "whose": "demo" if found.model == "demo" else "model",
-        "is_slower": bool(found.speedup and found.speedup < 1),
-        "speedup": _ratio(found.speedup),
-        "acceleration_rate": _ratio(found.acceleration_rate),
-        "overhead": _ratio(found.overhead),
-        "wall_clock_ratio": _ratio(found.wall_clock_ratio),
-        "total_ratio": _ratio(found.total_ratio),
+        "verdict": verdict(comparison),
+        "hedge": hedge(comparison),
+        "whose": "demo" if comparison.model == "demo" else "model",
+        "is_slower": bool(comparison.speedup and comparison.speedup < 1),
+        "speedup": _ratio(comparison.speedup),
+        "acceleration_rate": _ratio(comparison.acceleration_rate),
+        "overhead": _ratio(comparison.overhead),
+        "wall_clock_ratio": _ratio(comparison.wall_clock_ratio),
+        "total_ratio": _ratio(comparison.total_ratio),
         "is_same_length": len(one.token_ids) == len(two.token_ids),
-        "baseline": found.baseline,
-        "how": how(found),
-        "identical": found.difference is None,
+        "baseline": comparison.baseline,
+        "how": how(comparison),
+        "identical": comparison.difference is None,
         "tokens": len(one.token_ids),
-        "difference": difference_view(found),
+        "difference": difference_view(comparison),
     }
 
 
-def verdict(found: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
     """The comparison in one sentence or two; plain when the drafter does not pay."""
-    name, speedup = _name(found.drafted), found.speedup
+    name, speedup = _name(comparison.drafted), comparison.speedup
     if speedup is None:
         return "The answers are too short to compare: give more tokens."
     if speedup >= 1:
-        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge(found)}"
+        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge(comparison)}"
     return (
         f"{name} is slower than plain decoding here: {_ratio(speedup):.2f}×. A step costs "
-        f"{_ratio(found.overhead):.2f} plain steps and gives "
-        f"{_ratio(found.acceleration_rate):.2f} tokens.{hedge(found)}"
+        f"{_ratio(comparison.overhead):.2f} plain steps and gives "
+        f"{_ratio(comparison.acceleration_rate):.2f} tokens.{hedge(comparison)}"
     )
 
 
-def hedge(found: Comparison) -> str:
-    """A sentence more where an answer has few steps; empty otherwise."""
-    few = min(found.plain.stats.steps, found.drafted.stats.steps) < PLAIN_STEPS
-    return " The answers are short: take it as a hint." if few else ""
+def hedge(comparison: Comparison) -> str:
+    """A caveat where an answer has few steps; empty otherwise."""
+    few = min(comparison.plain.stats.steps, comparison.drafted.stats.steps) < PLAIN_STEPS
+    return " The answers are short, so this is only a rough figure." if few else ""
 
 
-def how(found: Comparison) -> str:
+def how(comparison: Comparison) -> str:
     """What was run: model, settings, order, what the figures leave out."""
-    settings = found.settings
-    tree = "" if _is_lookup(found) else f", tree {settings['tree']} with {settings['nodes']} nodes"
+    settings = comparison.settings
+    tree = f", tree {settings['tree']} with {settings['nodes']} nodes"
+    tree = "" if _is_lookup(comparison) else tree
     test = f" (ε {settings['posterior_threshold']:g}, δ {settings['posterior_alpha']:g})"
-    order = "plain first" if found.is_plain_first else "plain second"
+    order = "plain first" if comparison.is_plain_first else "plain second"
     return (
-        f"{without_folders(found.model)}, {found.precision}, {found.device}. "
-        f"{settings['acceptance']} acceptance{test if found.is_lossy else ''}, "
+        f"{without_folders(comparison.model)}, {comparison.precision}, {comparison.device}. "
+        f"{settings['acceptance']} acceptance{test if comparison.is_lossy else ''}, "
         f"temperature {settings['temperature']:g}, seed {settings['seed']}{tree}. "
-        f"{len(found.prompt_token_ids):,} prompt tokens. "
-        f"One after the other, {order}, each from an empty cache after a warm-up that no figure "
-        f"counts.{others(found)}"
+        f"{len(comparison.prompt_token_ids):,} prompt tokens. "
+        f"Run one after the other, {order}, each from an empty cache after an untimed warm-up."
+        f"{others(comparison)}"
     )
 
 
-def others(found: Comparison) -> str:
-    """A sentence more where other programs took much of the time; empty otherwise."""
-    sides = (found.plain.stats, found.drafted.stats)
+def others(comparison: Comparison) -> str:
+    """A caveat where other programs took much of the time; empty otherwise."""
+    sides = (comparison.plain.stats, comparison.drafted.stats)
     taken = max(1 - (s.busy_seconds or s.seconds) / s.seconds if s.seconds else 0 for s in sides)
     if taken < MUCH:
         return ""
     return (
-        f" Other programs took {taken:.0%} of the time: the speedup and the ms per step leave it "
-        "out, the race, the tokens/s and the ratios by the clock do not."
+        f" Other programs took {taken:.0%} of the time: the speedup and the ms per step exclude "
+        "it; the race, the tokens/s and the wall-clock ratios include it."
     )
 
 
-def difference_view(found: Comparison) -> dict[str, Any] | None:
+def difference_view(comparison: Comparison) -> dict[str, Any] | None:
     """The first difference with what it means; None when there is none."""
-    parts = found.difference
+    parts = comparison.difference
     if parts is None:
         return None
     return {
@@ -130,7 +131,7 @@ def difference_view(found: Comparison) -> dict[str, Any] | None:
         "tokens": [printable(parts.plain), printable(parts.drafted)],
         "raw": [parts.plain, parts.drafted],
         "gap": gap_text(parts),
-        "note": difference_note(found),
+        "note": difference_note(comparison),
     }
 
 
@@ -142,19 +143,18 @@ def gap_text(parts: Difference) -> str:
     return f"{f'{gap:.4f}' if gap >= 0.0001 else 'under 0.0001'} in log probability"
 
 
-def difference_note(found: Comparison) -> str:
+def difference_note(comparison: Comparison) -> str:
     """Whether this difference is to be expected."""
-    parts = found.difference
-    if found.is_lossy:
-        return f"{found.settings['acceptance']} is lossy: a difference is expected."
-    if parts and parts.gap is not None and abs(parts.gap) < NEAR_TIE:
-        return f"A near tie: {found.precision} rounds a tree pass and a one-row pass differently."
-    if found.precision in ("fp32", "fp64"):
-        return f"{found.settings['acceptance']} in {found.precision} should give the same text."
-    return (
-        f"{found.precision} rounds a tree pass and a one-row pass differently: where two tokens "
-        "are nearly equal, either may win."
-    )
+    difference, precision = comparison.difference, comparison.precision
+    acceptance = comparison.settings["acceptance"]
+    rounds = f"{precision} rounds a tree pass and a one-row pass differently"
+    if comparison.is_lossy:
+        return f"{acceptance} is lossy: a difference is expected."
+    if difference and difference.gap is not None and abs(difference.gap) < NEAR_TIE:
+        return f"A near tie: {rounds}."
+    if precision in ("fp32", "fp64"):
+        return f"{acceptance} in {precision} should give the same text."
+    return f"{rounds}: where two tokens are nearly equal, either may win."
 
 
 def _side(side: Recording, key: str) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _name(side: Recording) -> str:
     return NAMES.get(side.drafter, side.drafter)
 
 
-def _is_lookup(found: Comparison) -> bool:
-    return found.drafted.drafter == "prompt-lookup"
+def _is_lookup(comparison: Comparison) -> bool:
+    return comparison.drafted.drafter == "prompt-lookup"
 
 
 def _ratio(value: float | None) -> float | None:

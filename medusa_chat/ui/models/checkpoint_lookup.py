@@ -125,5 +125,5 @@ def _licence(source: Source) -> str:
     except MedusaChatError:
         return ""
     head = front.decode("utf-8", "replace").partition("---")[2].partition("---")[0]
-    found = LICENCE.search(head)
-    return found[1] if found else ""
+    match = LICENCE.search(head)
+    return match[1] if match else ""

@@ -89,14 +89,14 @@ def grouped(
     choices: LoadChoices,
     presets: Iterable[ModelPreset],
     cached: Iterable[CachedModel],
-    found: Iterable[SearchResult],
+    results: Iterable[SearchResult],
     local: Iterable[LocalGguf] = (),
     copies: Sequence[KeptCopy] = (),
 ) -> Groups:
     """Each checkpoint once: what was typed, then what is known, found, and on this disk: files of
     other programs, what is cached, and what copies there are of."""
     disk = {model.id: model for model in cached}
-    hits = {repo.id: repo for repo in found}
+    hits = {repo.id: repo for repo in results}
     named = choices.text if choices.names_one else ""
     words = choices.words
     groups = Groups()

@@ -54,13 +54,13 @@ def _of_preset(
     preset: ModelPreset, precision: str, context: int | None, target: MemoryTarget
 ) -> Estimate:
     config = shape(preset.shape or "")
-    found = sizes(config)
+    model = sizes(config)
     heads = preset.heads or HEADS_UNKNOWN
-    rows = 0 if preset.layout == "B" else found.vocabulary  # B shares the backbone's LM head
-    weights = heads * found.hidden * (found.hidden + rows)
+    rows = 0 if preset.layout == "B" else model.vocabulary  # B shares the backbone's LM head
+    weights = heads * model.hidden * (model.hidden + rows)
     if preset.base and preset.bytes:
         weights = preset.bytes // 2  # they are kept in 16 bit
-    tokens = min(context or found.context, found.positions)
+    tokens = min(context or model.context, model.positions)
     parts = estimate(config, None, precision, tokens, NODES, *target)
     return replace(parts, heads=weights * (4 if precision == "fp32" else 2))
 

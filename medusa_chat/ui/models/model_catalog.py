@@ -70,8 +70,8 @@ class ModelCatalog:
 
     def detail(self, key: CheckpointKey) -> Detail | None:
         """What is known of a checkpoint; None before it was looked up."""
-        found = self._details.get(key)
-        return found[1] if found else None
+        detail = self._details.get(key)
+        return detail[1] if detail else None
 
     def want(self, keys: Sequence[CheckpointKey]) -> None:
         """Look at these in the background, the first ones first; what was wanted before and is
@@ -162,13 +162,13 @@ class ModelCatalog:
 
     def _search(self, asked: Search) -> None:
         try:
-            found = Search(asked.text, "done", tuple(hub.search(asked.text)))
+            result = Search(asked.text, "done", tuple(hub.search(asked.text)))
         except MedusaChatError as error:
-            found = Search(asked.text, "failed", asked.rows, str(error))
+            result = Search(asked.text, "failed", asked.rows, str(error))
         except Exception as error:  # shown: the page itself goes on
-            found = Search(asked.text, "failed", asked.rows, f"no search: {first_line(error)}")
+            result = Search(asked.text, "failed", asked.rows, f"no search: {first_line(error)}")
         with self._lock:
-            self._searches[asked.text] = (self.clock(), found)
+            self._searches[asked.text] = (self.clock(), result)
 
     def cached_repo(self, repo: str) -> hub.CachedModel | None:
         """What was listed of a repo on this disk."""

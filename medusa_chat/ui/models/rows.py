@@ -123,8 +123,8 @@ def _of_gguf(entry: Entry) -> Iterator[list[str]]:
 def _base(entry: Entry, choices: LoadChoices) -> str | None:
     needs = entry.detail.needs if entry.detail else None
     known = entry.preset.base if entry.preset else None
-    found = entry.report.backbone if entry.report else None
-    return choices.backbone or found or (needs.base if needs else None) or known
+    backbone = entry.report.backbone if entry.report else None
+    return choices.backbone or backbone or (needs.base if needs else None) or known
 
 
 def _gated(entry: Entry) -> str:

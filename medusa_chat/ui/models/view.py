@@ -72,9 +72,9 @@ class ModelsView:
         """(card, rows) of a tab whose boxes say `choices`. is_still: nobody types in them."""
         text = "" if choices.names_one else choices.text
         search = self.catalog.search(text) if is_still else None
-        found = search.rows if hub.is_offline() and search else self.catalog.found(text)
+        results = search.rows if hub.is_offline() and search else self.catalog.found(text)
         known = self.catalog
-        lists = (model_presets(), known.cached, found[:MOST_FOUND], known.local, known.copies)
+        lists = (model_presets(), known.cached, results[:MOST_FOUND], known.local, known.copies)
         groups = grouped(choices, *lists)
         self._fill(groups, choices, is_still)
         machine = self._machine()

@@ -78,13 +78,13 @@ class ListInputs:
 def checked_list(posted: Mapping[str, object]) -> ListInputs:
     """Everything of one event of the list, checked; None counts as not posted. Raises
     UsageError."""
-    found = {name: value for name, value in posted.items() if value is not None}
-    id = found.get("id", "")
+    given = {name: value for name, value in posted.items() if value is not None}
+    id = given.get("id", "")
     if id != "" and not (isinstance(id, str) and ID.fullmatch(id)):
         raise UsageError("this conversation is not in the list: reload the page")
-    title = clean("the title", found.get("title", ""), MAX_TITLE)
-    search = clean("the search", found.get("search", ""), MAX_TITLE)
-    more = _switch("more", found.get("more", False))
+    title = clean("the title", given.get("title", ""), MAX_TITLE)
+    search = clean("the search", given.get("search", ""), MAX_TITLE)
+    more = _switch("more", given.get("more", False))
     return ListInputs(id, " ".join(title.split()), search.strip(), more)
 
 
@@ -110,10 +110,10 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
 def from_browser(line: object) -> dict[str, Any]:
     """The JSON object that a browser keeps or shows; {} for anything else."""
     try:
-        found = json.loads(line) if isinstance(line, str) else None
+        values = json.loads(line) if isinstance(line, str) else None
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def whole_number(value: object) -> int | None:

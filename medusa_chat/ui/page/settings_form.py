@@ -54,11 +54,11 @@ class SettingsForm:
         """The settings that were posted, a default where one is wrong."""
         return self.restored(self.named(posted))
 
-    def restored(self, found: object) -> dict[str, Any]:
+    def restored(self, stored: object) -> dict[str, Any]:
         """Settings of a conversation, or what a browser remembered as JSON, each value checked; a
         default where one is missing or wrong."""
         values = dict(self.defaults)
-        for name, value in (found if isinstance(found, dict) else from_browser(found)).items():
+        for name, value in (stored if isinstance(stored, dict) else from_browser(stored)).items():
             if name in values and not refusal(name, value, self.trees):
                 values[name] = value
         return values

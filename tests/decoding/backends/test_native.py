@@ -244,7 +244,7 @@ def rows_have_their_bits(family, lengths, library, dtype, **changes):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("llama", {}), ("qwen2", {}), ("llama", WIDE), ("llama", MANY_GROUPS)],
+    [("llama", {}), ("qwen2", {}), ("gemma3", {}), ("llama", WIDE), ("llama", MANY_GROUPS)],
 )
 def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, dtype, library):
     """Texts of several lengths in slots of any order, by one thread, by two and by three."""

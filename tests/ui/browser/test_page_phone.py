@@ -125,10 +125,11 @@ def test_the_title_the_tabs_and_the_model_are_seen(phone):
     assert "scripted" in phone.inner_text("#status")
     title = phone.locator("#chat-title")
     assert title.evaluate("node => node.scrollWidth <= node.clientWidth"), "it is cut off"
-    phone.evaluate("medusaNotify('warning', 'Something has to be told.', 0)")
-    note, tabs = phone.locator("#notices button"), phone.locator("#tabs .tab-container").first
-    assert note.bounding_box()["y"] + note.bounding_box()["height"] <= tabs.bounding_box()["y"]
-    note.click()
+    phone.evaluate("medusaNotify('warning', 'Something has to be told. '.repeat(12), 0)")
+    note, header = phone.locator("#notices button").bounding_box(), phone.locator("#header")
+    assert note["height"] > 80 and note["y"] + note["height"] <= header.bounding_box()["y"]
+    phone.click("#notices button")
+    assert phone.locator("#notices button").count() == 0 and header.bounding_box()["y"] == 0
     phone.set_viewport_size({"width": 300, "height": 640})  # of 390, drawn at 130 %
     phone.wait_for_function(
         "() => document.querySelectorAll('#tabs [role=tab]').length === 4 &&"

@@ -1,57 +1,43 @@
-/* Products with weights as a GGUF file has them: whole numbers, and a scale, and perhaps a floor,
-   for each block of inputs.
+/* The blocks of a GGUF file in panels: how they lie there, and how they are read.
 
-   Those of two inputs and all of a panel's outputs stand together, in the order of HALVES. Numbers
-   of 4 bits lie in words of four, which are of four pairs of inputs, so that a word shifted by 4
-   bits is the index of the next one. */
+   A block is 32 or 256 inputs of one output. A panel has for each block first the scales of all its
+   outputs, then, 32 inputs at a time, their numbers: a word of a lane is four bytes, of four inputs
+   one behind the other, so that the 32 inputs are words 0 to 7.
+   4 bits: of words 2n the lower halves of the bytes, of words 2n + 1 the upper ones. 2 bits: of words
+   4n + i the bits 2i and 2i + 1. 1 bit: of word g bit g. 8 bits: as they are. Numbers of 5 bits are 4
+   and 1, of 6 bits 4 and 2, of 3 bits 2 and 1. */
 
 #pragma once
 
-#include "half.h"
-#include "product.h"
+#include "weights.h"
 
-#define BOTH (2 * PANEL) /* numbers of two inputs */
-#define IN_A_WORD 4
-#if WIDTH > LANES
-#define AHEAD 8192 /* bytes; this was measured with AVX-512, 4096 with AVX2 */
-#else
-#define AHEAD 4096
-#endif
+#define STEP 32     /* inputs that the numbers of a block are counted by */
+#define DEEP 256    /* inputs that are read at a time, at most */
+#define STEPS_DEEP (DEEP / STEP)
 
-/* WIDTH scales or floors of a panel's table, from output j on. */
-INLINE wide floats_at(const Weights *w, const char *table, int j) {
-    typedef uint16_t some __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
-    if (w->is_wide) return load_wide((const float *)table + j);
-    const some *bits = (const some *)((const uint16_t *)table + j);
-#if defined(__F16C__)
-    wide found;
-    __asm__("vcvtph2ps %1, %0" : "=v"(found) : "m"(*bits));
-    return found;
-#else
-    const words whole = __builtin_convertvector(*bits, words);
-    const wide size = (wide)((whole & 0x7fff) << 13) * 0x1p112f; /* of fp16, finite */
-    return (wide)((words)size | (whole & 0x8000) << 16);
-#endif
-}
+/* How a type of ggml is stored. Scales are of fp16, one a block; with parts so many whole numbers to
+   multiply it by, of 8 bits, that each have an equal part of the inputs. */
+typedef struct {
+    int8_t bits;      /* of a number; 0: no such type */
+    uint8_t parts;    /* 0, 8 or 16 */
+    int8_t has_floor; /* a second fp16, and with parts as many numbers for it */
+    uint8_t zero;     /* the number that stands for 0, of types without floors and tables */
+    int16_t each, bytes; /* inputs and bytes of a block in a file */
+    int8_t values;    /* of a table that 4 bits are places in: 0 is none */
+} Format;
 
-/* Bytes of a table. */
-INLINE ptrdiff_t table_bytes(const Weights *w) { return PANEL * (w->is_wide ? 4 : 2); }
+/* Tables; a scale of MXFP4 is a byte, a power of two. */
+enum { NO_TABLE, CURVE, MXFP4 };
 
-/* Bytes of a block's numbers. */
-INLINE ptrdiff_t numbers_size(const Weights *w) {
-    return w->block * PANEL / (w->kind == NIBBLES ? 2 : 1);
-}
+extern const Format formats[];
+const Format *format_of(int64_t kind); /* NULL for kinds that are not packed */
 
-/* Asks for what is read a while after the `bytes` at p. */
-INLINE void fetch(const char *p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i);
-}
+/* Some inputs of a panel, read: words of numbers [STEP / 4] for each 32 inputs; scales, and floors,
+   one for each 32 inputs, or two where parts are 16. A weight is scale * (number - zero) + floor. */
+typedef struct {
+    wide_ints words[STEPS_DEEP][STEP / 4][VECTORS];
+    wide scales[2 * STEPS_DEEP][VECTORS], floors[2 * STEPS_DEEP][VECTORS];
+} Chunk;
 
-/* Bytes behind the rows of x where a thread keeps what belongs to their blocks, and outputs. */
-size_t packed_room(const Product *p);
-
-/* The rows x [rows, ins] to where the product p reads its own, rounded. */
-void round_packed(const Product *p, const float *x);
-
-/* The panels from `at` to `end` of every row. */
-void multiply_packed(const Product *p, int at, int end);
+/* Read `steps` times 32 inputs of a panel from p on, whole blocks -> where the next ones are. */
+const char *read_chunk(int64_t kind, const char *p, int steps, Chunk *to);

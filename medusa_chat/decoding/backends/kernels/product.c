@@ -10,8 +10,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "counted.h"
 #include "half.h"
-#include "packed.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -125,14 +125,14 @@ Product ready(const Product *p) {
     Product q = *p;
     q.stride = p->ins;
     if (takes_floats(&p->weights)) return q;
-    const int ins = (p->ins + 1) / 2 * 2;
-    const size_t size = (size_t)p->rows * (size_t)ins * 2;
-    uint16_t *x = room(size + (is_packed(&p->weights) ? packed_room(p) : 0));
-    q.x = x, q.stride = ins / 2;
     if (is_packed(&p->weights)) {
-        round_packed(&q, p->x);
+        q.x = room((size_t)p->rows * (size_t)p->ins + counted_room(p)), q.stride = p->ins / 4;
+        round_counted(&q, p->x);
         return q;
     }
+    const int ins = (p->ins + 1) / 2 * 2;
+    uint16_t *x = room((size_t)p->rows * (size_t)ins * 2);
+    q.x = x, q.stride = ins / 2;
     for (int i = 0; i < p->rows; i++, x += ins) {
         const float *from = (const float *)p->x + (ptrdiff_t)i * p->ins;
         narrow_all(from, x, p->ins);
@@ -144,7 +144,7 @@ Product ready(const Product *p) {
 /* The panels from `at` to `end` of every row: as few sweeps as there can be, of about as many rows
    each. */
 static void sweep(const Product *p, int at, int end) {
-    const int kind = p->weights.kind, most = most_rows[kind], tiles = (p->rows + most - 1) / most;
+    const int kind = (int)p->weights.kind, most = most_rows[kind], tiles = (p->rows + most - 1) / most;
     const char *w = (const char *)p->weights.panels + at * panel_size(&p->weights, p->ins);
     Product q = *p;
     if (kind != FLOATS) q.ins = (p->ins + 1) / 2;
@@ -156,7 +156,7 @@ static void sweep(const Product *p, int at, int end) {
 
 void multiply(const Product *p, int at, int end) {
     if (is_packed(&p->weights)) {
-        multiply_packed(p, at, end);
+        multiply_counted(p, at, end);
         return;
     }
     for (int stop; at < end; at = stop) {
@@ -166,25 +166,27 @@ void multiply(const Product *p, int at, int end) {
     }
 }
 
-void share(const Product *p, int part, int parts) {
-    const int panels = (p->outs + PANEL - 1) / PANEL;
-    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
-    if (at == end) return;
-    const Product q = ready(p);
-    multiply(&q, at, end);
+/* Whether q, which is ready, has the x that p needs. */
+static int has_x(const Product *q, const Product *from, const Product *p) {
+    const int is_like = is_packed(&p->weights) == is_packed(&q->weights) &&
+                        takes_floats(&p->weights) == takes_floats(&q->weights);
+    return is_like && from->x == p->x && from->rows == p->rows && from->ins == p->ins;
 }
 
-void share_all(const Product *products, int count, int part, int parts) {
-    int panels = 0, base = 0;
-    for (int i = 0; i < count; i++) panels += (products[i].outs + PANEL - 1) / PANEL;
-    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
-    for (int i = 0; i < count; i++) {
-        const int own = (products[i].outs + PANEL - 1) / PANEL;
-        const int from = at > base ? at - base : 0, stop = least(end - base, own);
-        base += own;
-        if (from >= stop) continue;
-        const Product q = ready(products + i);
-        multiply(&q, from, stop);
+void share_all(const Product *all, int count, int part, int parts) {
+    int panels = 0;
+    for (int i = 0; i < count; i++) panels += panels_of(all + i);
+    const int begun = first(panels, part, parts), stop = first(panels, part + 1, parts);
+    const Product *last = NULL;
+    Product q = *all;
+    for (int i = 0, base = 0; i < count; base += panels_of(all + i), i++) {
+        const int at = begun > base ? begun - base : 0, end = least(stop - base, panels_of(all + i));
+        if (at >= end) continue;
+        Product p = all[i];
+        if (last && has_x(&q, last, &p)) p.x = q.x, p.stride = q.stride;
+        else p = ready(&p);
+        last = all + i, q = p;
+        multiply(&q, at, end);
     }
 }
 

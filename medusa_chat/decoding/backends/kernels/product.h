@@ -5,8 +5,9 @@
 #include "vectors.h"
 #include "weights.h"
 
-/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). x is rounded first, but for FLOATS and UPPERS;
-   sums are of floats all the same. stride: words of a row of x, which `ready` sets. */
+/* y [rows, outs] = x [rows, ins] w^T (+ bias) (+ y). x is
+   rounded first, but for FLOATS and UPPERS: to bf16, or for packed weights to 8 bits. stride: words
+   of a row of x, which `ready` sets. */
 typedef struct {
     const void *x;
     Weights weights;
@@ -35,6 +36,8 @@ INLINE void put_wide(const Product *p, int row, int out, wide sums) {
     for (int j = 0; j < WIDTH; j += LANES) put(p, row, out + j, load(each + j));
 }
 
+INLINE int panels_of(const Product *p) { return (p->outs + PANEL - 1) / PANEL; }
+
 /* The product for `multiply`, with x rounded where that has to be. It stands in this thread's own
    memory, until the thread makes the next one ready. */
 Product ready(const Product *p);
@@ -42,8 +45,8 @@ Product ready(const Product *p);
 /* The panels from `at` to `end` of every row. */
 void multiply(const Product *p, int at, int end);
 
-/* One part's panels of all. */
-void share(const Product *p, int part, int parts);
+/* One part's panels of several products. */
+void share_all(const Product *all, int count, int part, int parts);
 
-/* One part's panels of several products, shared out as one list. */
-void share_all(const Product *products, int count, int part, int parts);
+/* Of one. */
+INLINE void share(const Product *p, int part, int parts) { share_all(p, 1, part, parts); }

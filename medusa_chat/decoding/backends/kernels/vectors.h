@@ -69,11 +69,15 @@ INLINE vec fused(vec a, vec b, vec c) {
 #endif
 }
 
-/* Vectors as wide as the CPU has them, for the loops that take most of the time. */
+/* Vectors as wide as the CPU has them, for the loops that take most of the time. A test builds the
+   library with vectors of 16 for a CPU that has those of 8. */
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-#define WIDTH 16
+#define HAS_ZMM 1
 #else
-#define WIDTH LANES
+#define HAS_ZMM 0
+#endif
+#ifndef WIDTH
+#define WIDTH (HAS_ZMM ? 16 : LANES)
 #endif
 typedef float wide __attribute__((vector_size(4 * WIDTH)));
 typedef float loose_wide __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
@@ -89,7 +93,15 @@ INLINE wide all_wide(float x) {
 #endif
 }
 INLINE wide fused_wide(wide a, wide b, wide c) {
-#if WIDTH > LANES
+#if WIDTH > LANES && !HAS_ZMM
+    union {
+        wide whole;
+        vec half[2];
+    } x = {a}, y = {b}, z = {c};
+    z.half[0] = fused(x.half[0], y.half[0], z.half[0]);
+    z.half[1] = fused(x.half[1], y.half[1], z.half[1]);
+    return z.whole;
+#elif WIDTH > LANES
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
     return c;
 #else
@@ -98,7 +110,9 @@ INLINE wide fused_wide(wide a, wide b, wide c) {
 }
 
 /* Holds a vector in a register, where GCC would read it from memory again for every use. */
-#if defined(__AVX512VL__)
+#if WIDTH > LANES && !HAS_ZMM
+#define HOLD(v) (void)0
+#elif defined(__AVX512VL__)
 #define HOLD(v) __asm__("" : "+v"(v))
 #elif defined(__AVX2__)
 #define HOLD(v) __asm__("" : "+x"(v))

@@ -1,0 +1,88 @@
+/* Lane by lane, words of four bytes each: sums + w[0] * x[0] + ... + w[3] * x[3] of whole numbers, exact.
+
+   x has signs and is never -128. w is from 0 on, of few bits, or of 8 bits: those are signed where
+   the CPU multiplies signed by signed, else 128 more (SIGN). PLAIN_DOT is portable C. */
+
+#pragma once
+
+#include "vectors.h"
+
+#if !defined(PLAIN_DOT) && HAS_ZMM && defined(__AVX512VNNI__)
+#define DOT_INSTRUCTION "vpdpbusd %2, %1, %0"
+#define VECTOR_REGISTER "v"
+#elif !defined(PLAIN_DOT) && WIDTH == LANES && defined(__AVXVNNI__)
+#define DOT_INSTRUCTION "%{vex%} vpdpbusd %2, %1, %0"
+#define VECTOR_REGISTER "x"
+#elif !defined(PLAIN_DOT) && defined(__AVX2__) && (HAS_ZMM || WIDTH == LANES)
+#define PAIRED_DOT 1
+#elif !defined(PLAIN_DOT) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#define NEON_DOT 1
+#endif
+
+/* What is behind a number of 8 bits. */
+#if defined(DOT_INSTRUCTION)
+#define SIGN 128
+#else
+#define SIGN 0
+#endif
+
+typedef int8_t bytes __attribute__((vector_size(4 * WIDTH)));
+
+INLINE wide_ints all_ints(int32_t x) { return (wide_ints){0} + x; }
+
+#if defined(PAIRED_DOT)
+#if HAS_ZMM
+#define ANY "v"
+#else
+#define ANY "x"
+#endif
+/* Sums of two products each, of 16 bits. */
+INLINE wide_ints pairs_of(wide_ints w, wide_ints x) {
+    wide_ints found;
+    __asm__("vpmaddubsw %2, %1, %0" : "=" ANY(found) : ANY(w), ANY(x));
+    return found;
+}
+INLINE wide_ints plus_pairs(wide_ints a, wide_ints b) {
+    typedef int16_t pairs __attribute__((vector_size(4 * WIDTH)));
+    return (wide_ints)((pairs)a + (pairs)b);
+}
+INLINE wide_ints plus_both(wide_ints sums, wide_ints pairs) {
+    wide_ints both;
+    __asm__("vpmaddwd %2, %1, %0" : "=" ANY(both) : ANY(pairs), ANY(all_ints(0x00010001)));
+    return sums + both;
+}
+/* The sizes of w, and x with its signs. */
+INLINE wide_ints size_of(wide_ints w) {
+    __asm__("vpabsb %1, %0" : "=" ANY(w) : ANY(w));
+    return w;
+}
+INLINE wide_ints with_sign(wide_ints x, wide_ints w) {
+#if HAS_ZMM
+    const bytes is_less = (bytes)w < 0;
+    return (wide_ints)(((bytes)x ^ is_less) - is_less);
+#else
+    __asm__("vpsignb %1, %0, %0" : "+x"(x) : "x"(w));
+    return x;
+#endif
+}
+#endif
+
+INLINE wide_ints dot(wide_ints sums, wide_ints w, wide_ints x) {
+#if defined(DOT_INSTRUCTION)
+    __asm__(DOT_INSTRUCTION : "+" VECTOR_REGISTER(sums) : VECTOR_REGISTER(w), VECTOR_REGISTER(x));
+    return sums;
+#elif defined(NEON_DOT)
+    union {
+        wide_ints whole;
+        int32x4_t sums[2];
+        int8x16_t bytes[2];
+    } s = {sums}, a = {w}, b = {x};
+    s.sums[0] = vdotq_s32(s.sums[0], a.bytes[0], b.bytes[0]);
+    s.sums[1] = vdotq_s32(s.sums[1], a.bytes[1], b.bytes[1]);
+    return s.whole;
+#else
+    for (int i = 0; i < 32; i += 8) sums += (w << (24 - i) >> 24) * (x << (24 - i) >> 24);
+    return sums;
+#endif
+}
