@@ -51,7 +51,9 @@ class Rows:
     def sums(self, logits: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
         """log(sum(exp)) of each row of logits / scale, and the entropy in nats of its softmax:
         float32 [n] each."""
-        scores = logits.float() / scale
+        scores = logits.float()
+        if isinstance(scale, Tensor) or scale != 1:
+            scores = scores / scale
         log_sums = scores.logsumexp(-1)
         return log_sums, entropies(scores - log_sums.unsqueeze(-1))
 
@@ -170,11 +172,11 @@ def own_tokens(given: VerifyInput) -> Tensor:
 def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     """float32 [n] each: a node's log-probability after its parent (any number for the root), and
     the entropy in nats of the distribution after the node."""
-    parents, scale = given.draft.tensors.parents, given.settings.scale
-    sums, entropy = given.rows.sums(given.logits, scale)
+    parents = given.draft.tensors.parents
+    sums, entropy = given.rows.sums(given.logits, given.settings.scale)
     if parents.shape[0] == 1:
         return sums, entropy
-    scores = given.logits[parents, given.draft.tokens].float() / scale
+    scores = scaled(given.logits[parents, given.draft.tokens], given.settings)
     return scores - sums.index_select(0, parents), entropy
 
 
