@@ -6,6 +6,7 @@ Samples: what top-k, top-p and min-p leave of scores, and noise that is a functi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,27 +36,15 @@ class Rows:
         noise = gumbel(seed, places, scores.shape[-1])
         return (scores + noise.index_select(0, depths)).argmax(-1)
 
-    def sample(
-        self,
-        logits: Tensor,
-        settings: GenerationSettings,
-        depths: Tensor,
-        deepest: int,
-        place: Position,
-        seed: int | Tensor,
-    ) -> Tensor:
-        """`draw` of what top-k, top-p and min-p leave of logits [n, V] / temperature: int64 [n]."""
-        scores = filtered(scaled(logits, settings), settings)
-        return self.draw(scores, depths, deepest, place, seed)
+    def sample(self, given: "VerifyInput") -> Tensor:
+        """`draw` of what top-k, top-p and min-p leave of the scores: int64 [n]."""
+        return self.draw(filtered(given.scores, given.settings), *given.noise)
 
-    def sums(self, logits: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-        """log(sum(exp)) of each row of logits / scale, and the entropy in nats of its softmax:
-        float32 [n] each."""
-        scores = logits.float()
-        if isinstance(scale, Tensor) or scale != 1:
-            scores = scores / scale
-        log_sums = scores.logsumexp(-1)
-        return log_sums, entropies(scores - log_sums.unsqueeze(-1))
+    def sums(self, given: "VerifyInput") -> tuple[Tensor, Tensor]:
+        """log(sum(exp)) of each row of the scores, and the entropy in nats of its softmax: float32
+        [n] each."""
+        log_sums = given.scores.logsumexp(-1)
+        return log_sums, entropies(given.scores - log_sums.unsqueeze(-1))
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The `count` largest of each row in turn, their places int64, [n, count] each, and
@@ -78,6 +67,11 @@ class VerifyInput:
     settings: GenerationSettings
     details: bool
     rows: Rows = TORCH
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """The logits by the temperature, float32 [n, V]."""
+        return scaled(self.logits, self.settings)
 
     @property
     def noise(self) -> tuple[Tensor, int, Position, int | Tensor]:
@@ -140,7 +134,7 @@ def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
     value = at_parent.expand(len(lengths), -1).masked_fill(draft.tensors.others, 0).sum(1)
     node = torch.where(lengths == lengths.max(), value, -torch.inf).argmax(0, keepdim=True)
     if is_sampled:
-        log_p = torch.log_softmax(scaled(given.logits, given.settings), -1)
+        log_p = torch.log_softmax(given.scores, -1)
         left = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
         chosen = given.rows.draw(left, *given.noise)
     else:
@@ -166,14 +160,14 @@ def own_tokens(given: VerifyInput) -> Tensor:
     index wins a tie), else a sample by Gumbel-max."""
     if given.settings.is_greedy:
         return given.rows.largest(given.logits)
-    return given.rows.sample(given.logits, given.settings, *given.noise)
+    return given.rows.sample(given)
 
 
 def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     """float32 [n] each: a node's log-probability after its parent (any number for the root), and
     the entropy in nats of the distribution after the node."""
     parents = given.draft.tensors.parents
-    sums, entropy = given.rows.sums(given.logits, given.settings.scale)
+    sums, entropy = given.rows.sums(given)
     if parents.shape[0] == 1:
         return sums, entropy
     scores = scaled(given.logits[parents, given.draft.tokens], given.settings)

@@ -2,15 +2,13 @@
 
 import math
 from ctypes import addressof, byref, c_char
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.acceptance import Position, Rows
+from medusa_chat.decoding.acceptance import Position, Rows, VerifyInput, filtered, scaled
 from medusa_chat.decoding.backends import native_library as structs
 from medusa_chat.decoding.backends.native_library import NativeLibrary
-from medusa_chat.decoding.settings import GenerationSettings
 
 FEW = 2**16  # numbers that one thread reads as fast as several that wait for each other
 
@@ -29,26 +27,20 @@ class NativeRows(Rows):
         """Rows.largest: scores [n, V] of any floating dtype -> int64 [n]."""
         return self._drawn(scores, structs.Draw(scale=1.0))[0]
 
-    def sample(
-        self,
-        logits: Tensor,
-        settings: GenerationSettings,
-        depths: Tensor,
-        deepest: int,
-        place: Position,
-        seed: int | Tensor,
-    ) -> Tensor:
-        """Rows.sample: logits [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
+    def sample(self, given: VerifyInput) -> Tensor:
+        """Rows.sample: int64 [n]."""
+        logits, settings = given.logits, given.settings
+        depths, _, place, seed = given.noise
         if not isinstance(place, int) or not isinstance(seed, int):
-            return super().sample(logits, settings, depths, deepest, place, seed)
-        lowest = math.log(settings.min_p) if settings.min_p > 0 else -math.inf
-        cut = settings.scale, settings.top_p, lowest
+            return super().sample(given)
         job = structs.Draw(None, depths.data_ptr(), seed=seed, place=place, top_k=settings.top_k)
-        job.scale, job.top_p, job.min_p = cut
+        job.scale, job.top_p = settings.scale, settings.top_p
+        job.min_p = math.log(settings.min_p) if settings.min_p > 0 else -math.inf
         tokens, unsure = self._drawn(logits, job)
         for row in unsure:
-            one, at = logits[row : row + 1], place + int(depths[row])
-            tokens[row] = super().sample(one, settings, depths.new_zeros(1), 0, at, seed)[0]
+            left = filtered(scaled(logits[row : row + 1], settings), settings)
+            at = place + int(depths[row])
+            tokens[row] = super().draw(left, depths.new_zeros(1), 0, at, seed)[0]
         return tokens
 
     def draw(
@@ -86,12 +78,12 @@ class NativeRows(Rows):
         self._library.c.draw(byref(job), threads)
         return tokens, [row for row in range(rows) if unsure[row]] if any(unsure) else []
 
-    def sums(self, logits: Tensor, scale: Any = 1.0) -> tuple[Tensor, Tensor]:
-        """Rows.sums: logits [n, V] of any floating dtype -> float32 [n] twice."""
-        logits = logits.float().contiguous()
+    def sums(self, given: VerifyInput) -> tuple[Tensor, Tensor]:
+        """Rows.sums: float32 [n] twice, to rounding."""
+        logits = given.logits.float().contiguous()
         sums, entropies = (torch.empty(logits.shape[0]) for _ in range(2))
         addresses = (t.data_ptr() for t in (logits, sums, entropies))
-        job = structs.Sums(*addresses, *logits.shape, scale)
+        job = structs.Sums(*addresses, *logits.shape, given.settings.scale)
         self._library.c.row_sums(byref(job), self._count(logits))
         return sums, entropies
 

@@ -18,6 +18,7 @@ from medusa_chat.decoding.acceptance import (
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_rows import NativeRows
 from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.trees.shapes import chain
 
 aten = torch.ops.aten
 
@@ -28,6 +29,12 @@ def asked(monkeypatch):
     found, real = [], Rows.draw
     monkeypatch.setattr(Rows, "draw", lambda self, *a: (found.append(a[3:]), real(self, *a))[1])
     return found
+
+
+def given_of(logits, place=0, settings=None) -> VerifyInput:
+    """Rows of logits as those of a chain's nodes, the first at this place in the text."""
+    draft = draft_of(chain(len(logits) - 1), [0] * len(logits))
+    return VerifyInput(draft, logits, place, GenerationSettings(**settings or {}), True)
 
 
 # of 20,000 tokens there are more numbers than FEW: below that one thread works alone
@@ -43,7 +50,8 @@ def test_the_same_tokens_and_sums(library, vocabulary, threads):
         scores[0, 3] = scores[0, 5] = scores[0].max() + 1  # a tie
         assert torch.equal(ours.largest(scores), TORCH.largest(scores))
         assert ours.largest(scores)[0] == 3
-        for mine, others in zip(ours.sums(scores), TORCH.sums(scores), strict=True):
+        whole = given_of(scores)
+        for mine, others in zip(ours.sums(whole), TORCH.sums(whole), strict=True):
             assert torch.allclose(mine, others, atol=1e-4, rtol=1e-5)
         for seed in (0, 7, 2**40 + 3):
             given = scores, depths, 2, 31, seed
@@ -122,37 +130,35 @@ CUTS = (
 @pytest.mark.parametrize("kind", ["usual", "peaked", "ties", "left out"])
 @pytest.mark.parametrize("vocabulary", [3, 64, 5003, 20_000])
 def test_samples_are_torchs_whatever_is_left_out(library, kind, vocabulary):
-    ours, depths = NativeRows(NativeLibrary(library, 2)), torch.tensor([2, 0, 1])
+    ours = NativeRows(NativeLibrary(library, 2))
     torch.manual_seed(vocabulary)
     for number, spread in enumerate((0.02, 2.5, 40.0)):
         for cut in CUTS:
             scores = rows_of(kind, vocabulary, spread)
-            chosen = GenerationSettings(temperature=(0.1, 0.7, 1.7)[number], **cut)
-            given = scores, chosen, depths, 2, 100 + number, 2**40 + number
-            assert torch.equal(ours.sample(*given), TORCH.sample(*given))
+            chosen = {"temperature": (0.1, 0.7, 1.7)[number], "seed": 2**40 + number, **cut}
+            given = given_of(scores, 100 + number, chosen)
+            assert torch.equal(ours.sample(given), TORCH.sample(given))
 
 
 def test_torch_is_seldom_asked(library, asked):
-    ours, one = NativeRows(NativeLibrary(library, 1)), torch.tensor([0])
+    ours = NativeRows(NativeLibrary(library, 1))
     torch.manual_seed(8)
     scores = 2.5 * torch.randn(1, 5000)
-    chosen = GenerationSettings(temperature=0.7, top_k=40, top_p=0.95)
+    chosen = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "seed": 5}
     for place in range(1000):
-        ours.sample(scores, chosen, one, 0, place, 5)
+        ours.sample(given_of(scores, place, chosen))
     assert len(asked) < 10
 
 
-def test_where_top_p_ends_is_torchs_to_decide(library, monkeypatch):
+def test_where_top_p_ends_is_torchs_to_decide(library, asked):
     """The third token begins where the share of 0.8 is reached, but for rounding."""
-    filters = []
-    real = Rows.sample
-    monkeypatch.setattr(Rows, "sample", lambda self, *a: (filters.append(a), real(self, *a))[1])
-    ours, one = NativeRows(NativeLibrary(library, 1)), torch.tensor([0])
+    ours = NativeRows(NativeLibrary(library, 1))
     scores = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    chosen = GenerationSettings(temperature=1.0, top_p=0.8)
-    drawn = [int(ours.sample(scores, chosen, one, 0, place, 5)) for place in range(60)]
-    assert 2 < len(filters) < 30  # where the third one is the largest with its noise
-    assert drawn == [int(TORCH.sample(scores, chosen, one, 0, place, 5)) for place in range(60)]
+    chosen = {"temperature": 1.0, "top_p": 0.8, "seed": 5}
+    rows = [given_of(scores, place, chosen) for place in range(60)]
+    drawn = [ours.sample(given) for given in rows]
+    assert 2 < len(asked) < 30  # where the third one is the largest with its noise
+    assert drawn == [TORCH.sample(given) for given in rows]
 
 
 class WholeRows(TorchDispatchMode):
@@ -235,6 +241,6 @@ def test_every_rule_has_the_same_outcome(library, rule):
 def test_sums_hold_over_the_range_of_logits(library):
     ours = NativeRows(NativeLibrary(library, 1))
     scores = torch.tensor([[0.0, -1e4, -50.0, -float("inf")], [80.0, 80.0, -80.0, 3.0]])
-    sums, entropy = ours.sums(scores)
+    sums, entropy = ours.sums(given_of(scores))
     assert sums.tolist() == pytest.approx([0.0, 80.6931472])
     assert entropy.tolist() == pytest.approx([0.0, 0.6931472], abs=1e-5)
