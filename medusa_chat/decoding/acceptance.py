@@ -46,6 +46,10 @@ class Rows:
         log_sums = given.scores.logsumexp(-1)
         return log_sums, entropies(given.scores - log_sums.unsqueeze(-1))
 
+    def drafted(self, given: "VerifyInput") -> Tensor:
+        """The score of each node's token at its parent, float32 [n]."""
+        return given.scores[given.draft.tensors.parents, given.draft.tokens]
+
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The `count` largest of each row in turn, their places int64, [n, count] each, and
         log(sum(exp)) [n]: float32."""
@@ -170,8 +174,7 @@ def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     sums, entropy = given.rows.sums(given)
     if parents.shape[0] == 1:
         return sums, entropy
-    scores = scaled(given.logits[parents, given.draft.tokens], given.settings)
-    return scores - sums.index_select(0, parents), entropy
+    return given.rows.drafted(given) - sums.index_select(0, parents), entropy
 
 
 def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:

@@ -87,6 +87,11 @@ class NativeRows(Rows):
         self._library.c.row_sums(byref(job), self._count(logits))
         return sums, entropies
 
+    def drafted(self, given: VerifyInput) -> Tensor:
+        """Rows.drafted: float32 [n]."""
+        draft = given.draft
+        return scaled(given.logits[draft.tensors.parents, draft.tokens], given.settings)
+
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows.best: logits [n, V] of any floating dtype -> float32, int64 [n, count], float32 [n];
         the first of equals first."""
