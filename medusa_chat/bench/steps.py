@@ -69,7 +69,8 @@ def bytes_read(engine: Engine) -> int:
     head = getattr(
         model.get_output_embeddings(), "weight", None
     )  # None where our C holds it in its own layout
-    panels = (b for name, b in model.named_buffers() if name.endswith("panels"))
+    last = ((name.rpartition(".")[2], b) for name, b in model.named_buffers())
+    panels = (b for name, b in last if name.startswith(("panels", "part")))  # parts: on a GPU
     read = [t.untyped_storage() for t in (*model.parameters(), *panels)]
     storages = {storage.data_ptr(): storage for storage in read}
     if head is None or embedding.data_ptr() != head.data_ptr():

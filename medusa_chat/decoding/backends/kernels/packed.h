@@ -41,3 +41,6 @@ typedef struct {
 
 /* Read `steps` times 32 inputs of a panel from p on, whole blocks -> where the next ones are. */
 const char *read_chunk(int64_t kind, const char *p, int steps, Chunk *to);
+
+/* Outputs of a weight of any kind, in any order, as floats [count, ins]. */
+void unpack(const Weights *w, int64_t ins, const int64_t *places, int64_t count, float *out);
