@@ -1,6 +1,7 @@
 """What every test gets: its own data folder, no network, property tests without a clock, a turn."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -55,9 +56,14 @@ def turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Modules with tests import Gradio as the page's process does, in half the time."""
+    """Modules with tests import Gradio as the page's process does, in half the time. What they
+    import lives to the end, so no collection of garbage looks at it again: each load of a model
+    collects, and that was half of a small model's."""
     with no_stubs():
-        return (yield)
+        found = yield
+    gc.collect()
+    gc.freeze()
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

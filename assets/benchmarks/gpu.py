@@ -30,6 +30,7 @@ PARTS = (  # what tells most first: the last ones may find no time
         Part(f"families-{name}", "gpu_families:answers", 150, {"name": name}, is_timed=False)
         for name in ("fp16", "bf16", "fp32")
     ),
+    Part("blocks-parity", "gpu_blocks:parity", 150, is_timed=False),
     Part("recorded", "gpu_kernels:recorded_parity", 150, is_timed=False),
     Part("attention-probe", "gpu_attention:probe", 120, is_timed=False),
     Part("nf4-merged", "gpu_nf4:merged", 90, {}, QUANTISED, is_timed=False),
@@ -38,10 +39,12 @@ PARTS = (  # what tells most first: the last ones may find no time
     Part("app", "gpu_app:worker", 150),
     Part(MODEL, "gpu_app:speeds", 120, {"precision": "bf16"}),
     Part("7b-nf4", "gpu_nf4:steps", 150, {"lengths": SHORT}, QUANTISED),
+    Part("7b-q4k", "gpu_blocks:steps", 150, {"lengths": SHORT[:1]}),
     Part("exactness-demo", "gpu_divergence:demo", 120),
     Part(EXACT, "gpu_divergence:model", 120),
     Part("generate", "gpu_generate:dynamic", 90),
     Part("8b-bf16", "gpu_steps:steps", 120, {**BF16, "lengths": LONG}),
+    Part("blocks-products", "gpu_blocks:product_times", 90),
     Part("quantised-products", "gpu_nf4:product_times", 60, {}, QUANTISED),
     Part("7b-shortlist", "gpu_steps:steps", 90, {**FP16, "lengths": SHORT[:1], "shortlist": 8192}),
     Part("7b-int8", "gpu_nf4:steps", 90, {"lengths": SHORT[:1], "bits": 8}, QUANTISED),

@@ -22,7 +22,13 @@ from medusa_chat import __version__, paths
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.backends import fused_kernels, quantised, split_attention
+from medusa_chat.decoding.backends import (
+    fused_kernels,
+    quantised,
+    split_attention,
+    stored_linear,
+)
+from medusa_chat.decoding.backends.kernels.cuda_programs import KEPT
 from medusa_chat.decoding.backends.parity import agrees, share
 
 # bits and rows of each compiled product with quantised weights
@@ -44,6 +50,7 @@ UNMEASURED = frozenset(
 )
 
 CHOICES = "kernels"  # in the data folder: a file for each card that was timed
+CODE = "machine-code"  # folder of the data: our CUDA C++ as it was compiled for a card
 MARKS = "kernels"  # in the state folder: a file for each kernel being tried
 ROWS, COLUMNS = 16, 4096  # the part of the LM head's product that is compared
 TOLERANCE = 1e-3  # its largest difference from fp32, as a share of the largest number
@@ -96,7 +103,10 @@ def try_kernels(backbone: Backbone) -> list[str]:
     """Let the steps of a backbone on one CUDA device use the chosen kernels that agree with torch
     -> a note on each, and one on why these were chosen."""
     chosen, why = chosen_kernels(backbone.device)
+    KEPT.folder = paths.data_dir() / CODE
     uses: dict[str, Callable[[], list[str]]] = {
+        # whatever the card: it reads the blocks once, and torch writes them out several times
+        "stored-product": partial(stored_linear.use_kernels, backbone.model),
         "wide-logits": partial(_use_wide_logits, backbone),
         "quantised-product": partial(_use_products, backbone, chosen),
         "split-attention": partial(split_attention.use, backbone, partial(check_steps, backbone)),
@@ -123,6 +133,9 @@ def _use_wide_logits(backbone: Backbone) -> list[str]:
     if not head.can_widen(hidden):
         return []
     linear: Any = head.linear
+    if isinstance(linear, stored_linear.StoredLinear):  # compared when it was taken
+        head.is_wide = True
+        return ["LM head logits kept in fp32"]
     bias = None if linear.bias is None else linear.bias[:COLUMNS].float()
 
     def difference() -> float:

@@ -12,31 +12,47 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from medusa_chat import paths
 from medusa_chat.errors import UsageError
 
 SOURCES = paths.PACKAGE / "decoding" / "backends" / "kernels"  # all of its *.c, with their *.h
-SECONDS = 120  # a slow machine's compiler; a few are usual
+SECONDS = 600  # a slow machine's compiler; a few are usual, and zig builds its libc first
 PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; "1" or none: the cache; or a folder
 
 
+REMEDY = "pip install ziglang, or install gcc or clang"  # where there is no compiler
+ZIG = "ziglang"  # a package of PyPI: Clang with a libc for every system
+ZIG_FOLDERS = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
+
+
 def advice() -> str:
-    """What a compiler would do where there is none; empty where it could not be used."""
-    if sys.platform == "win32":
-        return ""
-    return "with a C compiler (gcc or clang) several times faster"
+    """What a compiler would do where there is none."""
+    return f"with a C compiler several times faster ({REMEDY})"
 
 
 def compiler() -> list[str] | None:
-    """The command of a C compiler that speaks GCC's language: $CC, cc, gcc or clang. None where
-    there is none, or where MEDUSA_CHAT_NATIVE=0."""
-    if os.environ.get(PLACE) == "0" or sys.platform == "win32":
+    """The command of a C compiler that speaks GCC's language and has pthreads: $CC, else cc, gcc
+    or clang, which on Windows may have none, else zig's. None where there is none, or where
+    MEDUSA_CHAT_NATIVE=0."""
+    if os.environ.get(PLACE) == "0":
         return None
-    asked = shlex.split(os.environ.get("CC", ""))
-    tried = [asked] if asked else [["cc"], ["gcc"], ["clang"]]
-    return next(([found, *c[1:]] for c in tried if (found := shutil.which(c[0]))), None)
+    if asked := shlex.split(os.environ.get("CC", "")):
+        return _found(asked)
+    tried = () if sys.platform == "win32" else ("cc", "gcc", "clang")
+    return next(filter(None, (_found([name]) for name in tried)), _zig())
+
+
+def _found(command: list[str]) -> list[str] | None:
+    found = shutil.which(command[0])
+    return [found, *command[1:]] if found else None
+
+
+def _zig() -> list[str] | None:
+    """zig's Clang. Its package is never imported here: it has 400 MB, and one program."""
+    return [sys.executable, "-P", "-m", ZIG, "cc"] if find_spec(ZIG) else None
 
 
 def library() -> ctypes.CDLL | None:
@@ -52,7 +68,7 @@ def opened(command: Sequence[str]) -> ctypes.CDLL | None:
     """The same, by this compiler; asked once in a process."""
     try:
         folder = _folder()
-        file = folder / f"{_name(command)}.so"
+        file = folder / f"{_name(command)}{'.dll' if sys.platform == 'win32' else '.so'}"
         paths.drop_leftovers(folder, "tmp*.tmp", SECONDS)
         if not file.is_file():
             _compile(command, file)
@@ -81,9 +97,10 @@ def _flags() -> list[str]:
     the bits of a row are must not depend on the rows beside it."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
     tuned = "-march=native" if is_x86 else "-mcpu=native"
+    placed = [] if sys.platform == "win32" else ["-fPIC"]  # there all code is
     return [
         *("-std=gnu11", "-O2", tuned, "-ffp-contract=off", "-fno-math-errno"),
-        *("-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+        *(*placed, "-shared", "-fvisibility=hidden", "-pthread"),
     ]
 
 
@@ -107,18 +124,17 @@ def _cpu() -> bytes:
 
 
 def _compile(command: Sequence[str], file: Path) -> None:
-    """Write the library whole or not at all: two programs may compile at the same time."""
+    """Write the library whole or not at all: two programs may compile at the same time. What zig
+    keeps for later, 50 MB, is not kept."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    os.close(handle)
-    try:
+    with tempfile.TemporaryDirectory(dir=file.parent, suffix=".tmp") as folder:
+        made, kept = Path(folder) / file.name, dict.fromkeys(ZIG_FOLDERS, folder)
         subprocess.run(
-            [*command, *_flags(), *map(str, sorted(SOURCES.glob("*.c"))), "-o", name, "-lm"],
+            [*command, *_flags(), *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(made), "-lm"],
             check=True,
             capture_output=True,
             text=True,
+            env={**os.environ, **kept},
             timeout=SECONDS,
         )
-        paths.replace(Path(name), file)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        paths.replace(made, file)

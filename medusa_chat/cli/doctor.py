@@ -41,7 +41,7 @@ DEMO_FILES = (
     "medusa_lm_head.safetensors",
     "medusa_calibration.json",
 )
-NO_COMPILER = "none (gcc or clang makes decoding on a CPU faster, except on Windows)"
+NO_COMPILER = f"none: decoding on a CPU is slow ({native_build.REMEDY})"
 
 
 TimesGpu = Annotated[bool, flag("--gpu", "Time our kernels on this GPU; loads use what is faster.")]

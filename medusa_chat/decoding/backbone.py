@@ -201,15 +201,21 @@ class LogitHead:
     def can_widen(self, hidden: Tensor) -> bool:
         """Whether `widened` takes the rows hidden [m, d], of any dtype: it has no derivative, and
         is not what autocast knows."""
-        if type(self.linear) is not nn.Linear or torch.is_grad_enabled():
+        linear: Any = self.linear
+        if torch.is_grad_enabled():
             return False
-        weight = self.linear.weight
+        if type(linear) is not nn.Linear and not getattr(linear, "is_own", False):
+            return False
+        weight = linear.weight
         fits = (hidden.dtype, hidden.device) == (weight.dtype, weight.device)
         return fits and len(hidden) <= MAX_NODES and hidden.dtype.itemsize == 2
 
     def widened(self, hidden: Tensor) -> Tensor:
         """[m, d] in 16 bits -> [m, V] float32, the sums of the product unrounded."""
         linear: Any = self.linear
+        if type(linear) is not nn.Linear:  # a stored one, whose kernel leaves its sums so
+            own: Tensor = linear.widened(hidden)
+            return own
         logits = torch.mm(hidden, linear.weight.t(), out_dtype=torch.float32)
         return logits if linear.bias is None else logits.add_(linear.bias)
 

@@ -65,7 +65,9 @@ class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections called as one each.
 
     It works with the attention functions registered in attention.py. With any other it calls the
-    stock layer, which shares its weights. form: what it computes. hidden [1, q, d] -> [1, q, d].
+    stock layer, which shares its weights. form: what it computes; beside: a norm of the tokens'
+    embeddings, which then stand before the normed states in what q, k and v read (a drafter's
+    layer: only the pass in C has it). hidden [1, q, d] -> [1, q, d].
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class FusedLayer(nn.Module):
         self.before, self.mixed, self.after, self.fed = norms_around(layer)
         self.query_norm = getattr(attention, "q_norm", None)
         self.key_norm = getattr(attention, "k_norm", None)
+        self.beside: nn.Module | None = None
         self.qkv, self.out, self.gate_up, self.down = qkv, out, gate_up, down
         half = self.form.width // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)

@@ -265,9 +265,9 @@ def serve(pipe: Connection) -> None:
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """While the packages of a model are imported: the process of chat templates starts beside, and
-    no garbage is looked for, of which imports leave none and which takes a quarter of their time;
-    nor later among what they leave."""
+    """While the packages of a model are imported, the process of chat templates starts beside, and
+    no garbage is collected: imports leave none, and looking for it takes a quarter of their time.
+    Modules live to the end, so that later collections, as of each load, leave them out."""
     with suppress(OSError):  # the first conversation will report it
         renderer().start()
     if WORKER in sys.modules:

@@ -25,7 +25,6 @@ from medusa_chat.decoding.backends.native_layers import layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeStep, NativeTexts
 from medusa_chat.decoding.backends.replacements import replace_submodules
-from medusa_chat.decoding.families import windows
 from medusa_chat.decoding.kv_cache import layer_shapes
 from medusa_chat.decoding.probe import common_prefix
 from medusa_chat.decoding.settings import GenerationSettings
@@ -90,10 +89,8 @@ def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     whole model, otherwise batches. Both decode many answers at once, since a row costs little
     beside the weights, which every step reads."""
     config = model.config.get_text_config()
-    width = windows(config)[0] or context
-    short = short_length(config.to_dict()) or context
-    # a row sees its whole text, with longrope's factors of the passes that train
-    fits = context <= min(width, short)
+    # with longrope's factors of the passes that train
+    fits = context <= (short_length(config.to_dict()) or context)
     has_pass = native_step.can_run(model) and fits and native_build.library() is not None
     step = attached_native(model, context) if has_pass else None
     return BatchAnswerer(model, ends) if step is None else NativeAnswerer(step, ends)

@@ -1,6 +1,8 @@
 """The study "peers": GGUF files beside llama-bench. No figure of this file is a measurement."""
 
+import json
 import stat
+import subprocess
 import sys
 
 import pytest
@@ -8,12 +10,20 @@ from support.gguf_models import tiny_model, write_gguf
 
 from medusa_chat.bench import peers, run_peers, speed, table
 from medusa_chat.bench.llama_bench import LlamaBench, LlamaBenchFailed
-from medusa_chat.bench.peers import FileFigures, _speed_rows, asked_by_category, read_bytes
+from medusa_chat.bench.peers import (
+    FileFigures,
+    _memory_rows,
+    _speed_rows,
+    asked_by_category,
+    read_bytes,
+)
+from medusa_chat.bench.rows import row
 from medusa_chat.bench.run import run
 from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, Placed, read_gguf
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import asset
 
 REQUEST = LoadRequest(device="cpu", precision="fp32")
 FAKE = f"""#!{sys.executable}
@@ -136,3 +146,23 @@ def test_a_file_without_heads_is_measured_too(file, study, monkeypatch):
         assert rows["auto"]["against"] == rows["prompt-lookup"]["against"] == "plain"
         assert rows["identical to plain, auto"]["value"] == 1 and "medusa" not in rows
         assert "--study peers" in rows["generate"]["note"]
+
+
+def test_the_readmes_table_is_made_of_a_result(tmp_path):
+    """In it what was not measured is said, and every ratio is that of its row."""
+    figures = FileFigures([10.0], [15.0], [2e9])
+    rows = [*_speed_rows(tmp_path / "a.gguf", figures, 10**8, "8 tokens")]
+    bare = FileFigures(plain=[3.0], bandwidth=[1e9], why="no llama-bench")
+    rows += _speed_rows(tmp_path / "b.gguf", bare, 10**8, "8 tokens")
+    for name, found in (("a.gguf", figures), ("b.gguf", bare)):
+        rows += _memory_rows(tmp_path / name, found, 10**8, 2 * 10**8)
+        rows.append(row(f"{name}: first answer", [2.5], "s"))
+    rows.append(row("a.gguf: default on HumanEval", [30.0], "tokens/s", "plain", [20.0]))
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"machine": {"threads": 2}, "rows": rows}), "utf-8")
+    command = [sys.executable, str(asset("benchmarks", "peers_table.py")), str(result)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "threads: 2"
+    cells = "| a.gguf | 10 | 15 (1.50 x) | 30 (3.00 x, 1.50 x plain) | not measured | 75 % |"
+    assert lines[-2] == f"{cells} 0.20 GB (not measured) | 2.5 s |"
+    assert lines[-1].startswith("| b.gguf | not measured | 3.0 (beside nothing) | not measured |")

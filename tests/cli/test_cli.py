@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from medusa_chat import __version__, paths
-from medusa_chat.checkpoints import native_build
 from medusa_chat.cli import chat, doctor, generate, training, ui
 from medusa_chat.cli.generate import read_prompts
 from medusa_chat.cli.main import WEAKENING_VARIABLES, main
@@ -301,11 +300,6 @@ def test_a_full_output_is_one_line_and_a_closed_one_no_fault(tmp_path: Path) -> 
         )
         assert (found.returncode, found.stderr.count("\n")) == (code, 1 if said else 0), found
         assert said in found.stderr
-
-
-def test_no_compiler_is_advised_where_there_is_no_c_library(monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert native_build.compiler() is None and not native_build.advice()
 
 
 class WithoutReader(io.StringIO):

@@ -131,17 +131,16 @@ def test_the_worker_outlives_any_other_error(loop, error):
     assert thread.is_alive()
 
 
-def test_garbage_is_looked_for_again_once_the_packages_are_imported(monkeypatch):
+def test_garbage_is_collected_again_once_the_packages_are_imported(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
     with preparing():
         assert gc.isenabled(), "they were imported before"
     monkeypatch.delitem(sys.modules, WORKER)
-    try:
-        with pytest.raises(ImportError), preparing():
-            assert not gc.isenabled()
-            raise ImportError
-        assert gc.isenabled()
-        with preparing():
-            assert not gc.isenabled()
-        assert gc.isenabled() and gc.get_freeze_count()
-    finally:
-        gc.unfreeze()
+    with pytest.raises(ImportError), preparing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() and frozen == []
+    with preparing():
+        assert not gc.isenabled()
+    assert gc.isenabled() and frozen == [True]

@@ -1,4 +1,4 @@
-/* products.cu on a CPU: the threads of a block in turn, each until it has to wait for others. What
+/* products.cu or blocks.cu on a CPU: the threads of a block in turn, each until it has to wait for others. What
  * its assembler does stands here as the PTX manual says it. SOURCE: the file. */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -91,6 +91,25 @@ static uint32_t numbers(uint32_t word, int first) {
     return rounded(low) | (uint32_t)rounded(high) << 16;
 }
 
+static uint32_t lowered(uint32_t pair, uint32_t by) {
+    const float low = (float)(pair & 0xFFFF) - by, high = (float)(pair >> 16) - by;
+    return rounded(low) | (uint32_t)rounded(high) << 16;
+}
+
+static float of_half(uint16_t half) {
+    _Float16 small;
+    memcpy(&small, &half, 2);
+    return (float)small;
+}
+
+static float of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static void warp_waits(void) { wait_for(warp_of(threadIdx.x), 32); }
+
 /* mma.m16n8k16: which numbers of the three matrices a thread has. */
 static void multiply(float sum[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                      uint32_t b1) {
@@ -112,26 +131,16 @@ static void multiply(float sum[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32
 
 #include SOURCE
 
-static struct {
-    const u8 *codes;
-    const float *scales;
-    const u16 *x, *table;
-    u16 *out;
-    int rows, outputs, blocks;
-} asked;
+static void (*body)(void); /* one thread of what is asked for */
 
 static void run_thread(int me) {
     threadIdx.x = me;
-    product(asked.codes, asked.scales, asked.x, asked.table, asked.out, asked.rows, asked.outputs,
-            asked.blocks);
+    body();
     is_over[me] = 1;
 }
 
-void launch(int grid, const u8 *codes, const float *scales, const u16 *x, const u16 *table,
-            u16 *out, int rows, int outputs, int blocks) {
+static void run_all(int grid) {
     char *stacks = malloc((size_t)MOST * STACK);
-    asked.codes = codes, asked.scales = scales, asked.x = x, asked.table = table, asked.out = out;
-    asked.rows = rows, asked.outputs = outputs, asked.blocks = blocks;
     gridDim.x = grid;
     for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
         for (int i = 0; i < THREADS; i++) {
@@ -150,3 +159,47 @@ void launch(int grid, const u8 *codes, const float *scales, const u16 *x, const 
     }
     free(stacks);
 }
+
+#ifdef TILE /* blocks.cu */
+static struct {
+    const u8 *tiles;
+    const u16 *x, *table;
+    Out *out;
+    int rows, inputs, outputs, units, stride;
+} asked;
+
+static void call(void) {
+    product(asked.tiles, asked.x, asked.table, asked.out, asked.rows, asked.inputs, asked.outputs,
+            asked.units, asked.stride);
+}
+
+void launch(int grid, const u8 *tiles, const u16 *x, const u16 *table, Out *out, int rows,
+            int inputs, int outputs, int units, int stride) {
+    asked.tiles = tiles, asked.x = x, asked.table = table, asked.out = out;
+    asked.rows = rows, asked.inputs = inputs, asked.outputs = outputs;
+    asked.units = units, asked.stride = stride;
+    body = call;
+    run_all(grid);
+}
+#else
+static struct {
+    const u8 *codes;
+    const float *scales;
+    const u16 *x, *table;
+    u16 *out;
+    int rows, outputs, blocks;
+} asked;
+
+static void call(void) {
+    product(asked.codes, asked.scales, asked.x, asked.table, asked.out, asked.rows, asked.outputs,
+            asked.blocks);
+}
+
+void launch(int grid, const u8 *codes, const float *scales, const u16 *x, const u16 *table,
+            u16 *out, int rows, int outputs, int blocks) {
+    asked.codes = codes, asked.scales = scales, asked.x = x, asked.table = table, asked.out = out;
+    asked.rows = rows, asked.outputs = outputs, asked.blocks = blocks;
+    body = call;
+    run_all(grid);
+}
+#endif

@@ -42,7 +42,7 @@ def one_by_one(engine, batches, most=MOST):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
 def test_answers_are_those_of_the_engine_alone(library, family, dtype, threads):
     expected = one_by_one(native_engine(family, library, 1, dtype), make_batches())
     assert len({len(answer) for answer in expected}) > 2  # so that slots are taken anew

@@ -1,6 +1,6 @@
 """Native layers: the merged layers of a model with the C library's linears in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_library import Linear, NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
     TOLERANCE,
@@ -93,3 +93,22 @@ def _parted(
         made.append(NativeLinear(part, library, rows))
         start += size
     return made
+
+
+def outputs_of(parts: Any, sizes: Sequence[int], width: int) -> list[Linear]:
+    """For C the linears with so many outputs each: these native ones, or parts of the one that has
+    the outputs of all, which begin at whole panels of `width`. Raises ValueError where they do not.
+    They point at memory of the native linears."""
+    if len(parts) == len(sizes):
+        return [Linear(one.weights, one.bias_address) for one in parts]
+    (whole,) = parts
+    if any(size % width for size in sizes):
+        raise ValueError(f"outputs {tuple(sizes)} of one weight are no whole panels of {width}")
+    found, panel, at = list[Linear](), whole.panels.nbytes // -(-whole.outs // width), 0
+    for size in sizes:
+        weights = Weights.from_buffer_copy(whole.weights)
+        weights.panels += at // width * panel
+        bias = whole.bias_address
+        found.append(Linear(weights, None if bias is None else bias + 4 * at))
+        at += size
+    return found

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_library as structs
+from medusa_chat.decoding.backends.native_layers import outputs_of
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
@@ -54,22 +55,36 @@ NEAR = 1e-4  # a tie as near as this, as a share of the largest score too, is to
 
 class Passes:
     """Passes through one decoder structure. job: what the next pass reads; the caller fills in how
-    its rows see the text (kernels/pass.h). Tensors that it points at must outlive the pass."""
+    its rows see the text (kernels/pass.h). Tensors that it points at must outlive the pass.
+    tapped: float32 [n, k, d], of the last pass the residual behind each of the layers that are
+    tapped."""
 
     def __init__(self, decoder: structs.Decoder, library: NativeLibrary) -> None:
         self._decoder, self._library = decoder, library
         self.job = structs.Pass(pointer(decoder))
-        self._work = torch.empty(0)
+        self._work, self.tapped = torch.empty(0), torch.empty(0, 0, decoder.hidden)
+        self._taps = torch.empty(0, dtype=torch.long)
 
-    def run(self, tokens: Tensor, places: int, keys: int) -> Tensor:
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the residual behind these layers, counted from 0, of every pass from now on."""
+        if not all(0 <= layer < self._decoder.count for layer in layers):
+            raise IndexError(f"there are layers 0 to {self._decoder.count - 1}, not {layers}")
+        self._taps = torch.tensor(layers, dtype=torch.long)
+        self.job.taps, self.job.tap_count = self._taps.data_ptr(), len(layers)
+
+    def run(self, tokens: Tensor, places: int, keys: int, states: Tensor | None = None) -> Tensor:
         """tokens int64 [n], and the address of as many places int64 -> float32 [n, d] after the
-        final norm. keys: the most tokens that a row sees. Raises IndexError for a token or a place
-        out of range."""
+        final norm. keys: the most tokens that a row sees; states float32 [n, d]: what stands in
+        place of the tokens' embeddings. Raises IndexError for a token or a place out of range."""
         rows, job = tokens.shape[0], self.job
         job.threads, job.keys = self._library.threads, keys
         self._make_room(rows, keys)
         hidden = torch.empty(rows, self._decoder.hidden)
         tokens = tokens.contiguous()
+        if len(self._taps):
+            self.tapped = torch.empty(rows, len(self._taps), self._decoder.hidden)
+            job.tapped = self.tapped.data_ptr()
+        job.states = None if states is None else states.data_ptr()
         job.tokens, job.positions = tokens.data_ptr(), places
         job.rows, job.hidden = rows, hidden.data_ptr()
         if self._library.c.run(byref(job)):
@@ -119,15 +134,22 @@ class NativeDecoder(nn.Module):
     def _fill(self, layer: Any, kv: Layer, out: structs.Layer, rotary: Any) -> None:
         """Fill in what this layer computes, and the addresses of what it reads."""
         form: LayerForm = layer.form
-        for name in ("before", "mixed", "after", "fed", "query_norm", "key_norm"):
+        for name in ("before", "beside", "mixed", "after", "fed", "query_norm", "key_norm"):
             norm = getattr(layer, name)
             setattr(out, name, None if norm is None else self._norm(norm))
-        linears = *layer.qkv.parts, layer.out, *layer.gate_up.parts, layer.down
+        queries, keys = (heads * form.width for heads in form.heads)
+        inner, width = layer.down.ins, self.library.panel_width
+        linears = [
+            *outputs_of(layer.qkv.parts, (queries, keys, keys), width),
+            *outputs_of([layer.out], (layer.out.outs,), width),
+            *outputs_of(layer.gate_up.parts, (inner, inner), width),
+            *outputs_of([layer.down], (layer.down.outs,), width),
+        ]
         for name, linear in zip(LINEARS, linears, strict=True):
-            setattr(out, name, structs.Linear(linear.weights, linear.bias_address))
+            setattr(out, name, linear)
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
         out.heads, out.kv_heads = form.heads
-        out.head_dim, out.inner, out.gates = form.width, layer.down.ins, GATES.index(form.gate)
+        out.head_dim, out.inner, out.gates = form.width, inner, GATES.index(form.gate)
         out.window, out.cap = form.window or 0, form.cap or 0.0
         out.scaling, out.residual = form.scaling, form.residual
         if form.is_turned:
@@ -173,19 +195,39 @@ class NativeDecoder(nn.Module):
         hidden = self._run(input_ids[0], places.data_ptr(), mask, start)
         return SimpleNamespace(last_hidden_state=hidden[None])
 
-    def run_rows(self, tokens: Tensor, depths: Sequence[int], mask: Tensor, start: int) -> Tensor:
+    def tap(self, layers: Sequence[int]) -> None:
+        """See Passes.tap."""
+        self._passes.tap(layers)
+
+    @property
+    def tapped(self) -> Tensor:
+        """See Passes."""
+        return self._passes.tapped
+
+    def run_rows(
+        self,
+        tokens: Tensor,
+        depths: Sequence[int],
+        mask: Tensor,
+        start: int,
+        states: Tensor | None = None,
+    ) -> Tensor:
         """tokens int64 [n], so deep behind `start` tokens -> float32 [n, d] after the final norm;
         keys and values are written after those tokens, of which every row sees what its layer's
         window holds. mask additive float32 [n, n]: of the rows for each other, of which none sees
-        one behind it. Raises IndexError for a token or a place out of range."""
+        one behind it. states float32 [n, d], contiguous: what the first layer gets in place of the
+        tokens' embeddings, which only a layer that reads them beside it sees then. Raises
+        IndexError for a token or a place out of range."""
         self._places[: len(depths)] = [start + depth for depth in depths]
-        return self._run(tokens, addressof(self._places), mask, start)
+        return self._run(tokens, addressof(self._places), mask, start, states)
 
-    def _run(self, tokens: Tensor, places: int, mask: Tensor, start: int) -> Tensor:
+    def _run(
+        self, tokens: Tensor, places: int, mask: Tensor, start: int, states: Tensor | None = None
+    ) -> Tensor:
         """See Passes.run. mask [n, n]."""
         job = self._passes.job
         job.mask, job.stride, job.start = mask.data_ptr(), mask.stride(0), start
-        return self._passes.run(tokens, places, start + tokens.shape[0])
+        return self._passes.run(tokens, places, start + tokens.shape[0], states)
 
 
 class NativeTexts:

@@ -16,6 +16,7 @@ from medusa_chat.decoding.backends.quantised import (
     take_int8,
     with_own_memory,
 )
+from medusa_chat.decoding.backends.stored_linear import StoredLinear
 from medusa_chat.decoding.fused_layers import FusedLayer, Joined
 from medusa_chat.decoding.layer_forms import is_described, parts_of
 
@@ -143,7 +144,8 @@ def _fits(linears: tuple[Any, ...]) -> bool:
     """Whether these linears are one, or several that merge."""
     if all(is_linear4(linear) for linear in linears):
         return len(linears) == 1 or can_merge(*linears)
-    return {type(linear) for linear in linears} in ({nn.Linear}, {Int8Linear}, {NativeLinear})
+    kinds = {nn.Linear}, {Int8Linear}, {NativeLinear}, {StoredLinear}
+    return {type(linear) for linear in linears} in kinds
 
 
 def merge(parent: Any, *names: str) -> Any:
@@ -154,6 +156,8 @@ def merge(parent: Any, *names: str) -> Any:
     first = linears[0]
     if len(linears) == 1:
         return with_own_memory(first)
+    if isinstance(first, StoredLinear):
+        return parted(parent, names, StoredLinear.joined(linears), [x.outs for x in linears])
     if isinstance(first, Int8Linear):
         return parted(parent, names, merge8(*linears), [one.shape[0] for one in linears])
     sizes = [linear.out_features for linear in linears]

@@ -244,7 +244,7 @@ def rows_have_their_bits(family, lengths, library, dtype, **changes):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("llama", {}), ("qwen2", {}), ("llama", WIDE), ("llama", MANY_GROUPS)],
+    [("llama", {}), ("qwen2", {}), ("gemma3", {}), ("llama", WIDE), ("llama", MANY_GROUPS)],
 )
 def test_a_row_among_other_texts_has_the_bits_of_the_row_alone(family, changes, dtype, library):
     """Texts of several lengths in slots of any order, by one thread, by two and by three."""
@@ -448,7 +448,7 @@ def test_the_estimate_and_the_model_agree_on_what_c_decodes(family, changes, is_
 def test_without_a_compiler_torch_does_it(variables, tmp_path):
     done = load_with(tmp_path, **variables)
     assert "the pass in C" not in done.stdout and "Traceback" not in done.stderr
-    assert "with a C compiler (gcc or clang) several times faster" in done.stdout
+    assert "with a C compiler several times faster (pip install ziglang, or" in done.stdout
 
 
 def test_a_compiler_that_fails_is_told_once_and_torch_does_it(tmp_path):

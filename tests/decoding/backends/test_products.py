@@ -1,41 +1,37 @@
 """Products with quantised weights: our CUDA kernel on a CPU, thread by thread, against its torch
 reference; and compiled for GPUs that are not here."""
 
-import ctypes
 import json
-import os
-import shutil
 import subprocess
 import sys
-from functools import cache
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
+from support.emulation import LIMITS, emulator, places
 from support.triton_folder import triton_or_skip
 
 from medusa_chat.decoding.backends import quantised
 from medusa_chat.decoding.backends.kernels import products
+from medusa_chat.decoding.backends.kernels.cuda_programs import EIGHTS, MachineCode
 
-EMULATED = Path(__file__).parents[2] / "support" / "emulated_cuda.c"
-# bytes of shared memory of a block, at most (CUDA programming guide, technical specifications)
-LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
 FORMATS = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # and what their rounding makes
 COMPILES = """
 import json
 from itertools import product
-from medusa_chat.decoding.backends.kernels import products
+from medusa_chat.decoding.backends.kernels import cuda_programs, products
 limits = {limits}
 made = []
-for (card, most), bits, eights, is_bf16 in product(limits.items(), (4, 8), products.EIGHTS, (0, 1)):
+kinds = list(product((4, 8), cuda_programs.EIGHTS, (0, 1)))
+for (card, most), (bits, eights, is_bf16) in product(limits.items(), kinds):
     if is_bf16 and card != 90:
         continue
     asked, _ = products.geometry(eights, bits, most)
-    code = products.compiled(asked, bool(is_bf16), card)
+    asked["IS_BF16"] = is_bf16
+    code = cuda_programs.compiled(products.SOURCE, asked, card)
     made.append([card, code[:4].decode("latin-1"), len(code)])
 try:
-    products.compiled({{"BITS": 4}}, False, 90)
+    cuda_programs.compiled(products.SOURCE, {{"BITS": 4, "IS_BF16": 0}}, 90)
 except RuntimeError as error:
     made.append(str(error))
 print(json.dumps(made))
@@ -45,32 +41,18 @@ print(json.dumps(made))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """products.run by the source on a CPU. limit: of a GPU's shared memory; grid: blocks."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        assert "CI" not in os.environ, "CI has to have a C compiler"
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("emulated")
-
-    @cache
-    def library(dtype, eights, bits, limit):
-        asked, _ = products.geometry(eights, bits, limit)
-        asked["IS_BF16"] = int(dtype == torch.bfloat16)
-        flags = [f"-D{name}={value}" for name, value in asked.items()]
-        file = folder / f"{'-'.join(map(str, asked.values()))}.so"
-        command = [compiler, "-O1", "-shared", "-fPIC", "-w", *flags]
-        command += [f'-DSOURCE="{products.SOURCE}"', "-o", str(file), str(EMULATED)]
-        subprocess.run(command, check=True)
-        return ctypes.CDLL(str(file))
+    launcher = emulator(tmp_path_factory.mktemp("emulated"))
 
     def by_source(codes, scales, x, bits, limit=LIMITS[90], grid=3):
         rows, inputs = x.shape
         outputs = codes.numel() * 8 // (bits * inputs)
-        eights = next(count for count in products.EIGHTS if rows <= 8 * count)
+        eights = next(count for count in EIGHTS if rows <= 8 * count)
+        asked, _ = products.geometry(eights, bits, limit)
+        asked["IS_BF16"] = int(x.dtype == torch.bfloat16)
         out = torch.full((rows, outputs), torch.nan, dtype=x.dtype)
         table = torch.tensor(products.TABLE).to(x.dtype)
-        places = [ctypes.c_void_p(t.data_ptr()) for t in (codes, scales, x, table, out)]
-        launch = library(x.dtype, eights, bits, limit).launch
-        launch(grid, *places, rows, outputs, inputs // 64)
+        given = *places(codes, scales, x, table, out), rows, outputs, inputs // 64
+        launcher(products.SOURCE, asked)(grid, *given)
         return out
 
     return by_source
@@ -99,7 +81,7 @@ def test_a_row_has_the_same_bits_in_any_company(run, bits):
 
 
 def test_a_block_fits_into_the_shared_memory_of_every_card():
-    for card, bits, eights in product(LIMITS, (4, 8), products.EIGHTS):
+    for card, bits, eights in product(LIMITS, (4, 8), EIGHTS):
         asked, ring = products.geometry(eights, bits, LIMITS[card])
         whole, of_ring = products._shared(asked["TILES"], bits)
         assert ring == of_ring < whole <= LIMITS[card]
@@ -116,3 +98,18 @@ def test_it_is_compiled_for_every_card():
     assert {card for card, *_ in made} == set(LIMITS)
     assert all(magic == "\x7fELF" for _, magic, _ in made)
     assert 'identifier "TILES" is undefined' in fault
+
+
+def test_machine_code_is_kept_where_a_folder_is_known(tmp_path):
+    kept = MachineCode()
+    kept.put("one.cubin", b"\x7fELF1")
+    assert kept.get("one.cubin") is None
+    kept.folder = tmp_path / "kernels"
+    assert kept.get("one.cubin") is None
+    kept.put("one.cubin", b"\x7fELF1")
+    assert kept.get("one.cubin") == b"\x7fELF1"
+    (kept.folder / "one.cubin").write_bytes(b"cut")
+    assert kept.get("one.cubin") is None  # compiled anew
+    kept.folder = tmp_path / "file"
+    kept.folder.write_bytes(b"")
+    kept.put("one.cubin", b"\x7fELF1")  # a disk that cannot be written only costs time

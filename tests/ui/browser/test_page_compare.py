@@ -192,13 +192,19 @@ def test_the_result_survives_a_look_at_the_chat(raced):
     assert tab.inner_text(".compare-verdict") == verdict and all(tab.evaluate(TEXTS))
 
 
-def test_the_result_and_its_prompt_survive_a_reload(served, open_tab):
-    tab = open_tab()
+def test_the_result_its_prompt_and_its_settings_survive_a_reload(served, open_tab):
+    tab = open_tab(is_new=True)
     tab.get_by_role("tab", name="Compare").click()
+    open_settings(tab, "256")
+    tab.get_by_label("Max new tokens").last.fill("33")
+    tab.get_by_label("Seed").last.fill("5")
+    tab.get_by_label("Seed").last.blur()
+    tab.wait_for_function(f"/33.*5/.test(localStorage.getItem('{KEY}'))")
     tab.fill("#compare-prompt textarea", "a prompt of my own")
     tab.press("#compare-prompt textarea", "Enter")
     tab.wait_for_selector(".compare-verdict", state="visible")
     verdict = tab.inner_text(".compare-verdict")
+    tab.evaluate("localStorage.setItem('medusa-chat-settings', '')")  # the chat's are its own
     reload(tab)
     tab.get_by_role("tab", name="Compare").click()
     tab.wait_for_selector(".compare-verdict", state="visible")
@@ -207,19 +213,6 @@ def test_the_result_and_its_prompt_survive_a_reload(served, open_tab):
         "() => document.querySelector('#compare-prompt textarea').value === 'a prompt of my own'"
     )
     assert tab.get_attribute(".compare-block", "data-race") == "0", "the next race is number 1"
-
-
-def test_the_settings_of_a_comparison_survive_a_reload(served, open_tab):
-    tab = open_tab(is_new=True)
-    tab.get_by_role("tab", name="Compare").click()
-    open_settings(tab, "256")
-    tab.get_by_label("Max new tokens").last.fill("33")
-    tab.get_by_label("Seed").last.fill("5")
-    tab.get_by_label("Seed").last.blur()
-    tab.wait_for_function(f"/33.*5/.test(localStorage.getItem('{KEY}'))")
-    tab.evaluate("localStorage.setItem('medusa-chat-settings', '')")  # the chat's are its own
-    reload(tab)
-    tab.get_by_role("tab", name="Compare").click()
     open_settings(tab, "33")
     boxes = [tab.get_by_label(name).last for name in ("Max new tokens", "Seed", "Temperature")]
     assert [box.input_value() for box in boxes] == ["33", "5", "0"]

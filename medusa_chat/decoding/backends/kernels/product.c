@@ -8,10 +8,10 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 #include "counted.h"
 #include "half.h"
+#include "system.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -108,15 +108,16 @@ static pthread_once_t has_key = PTHREAD_ONCE_INIT;
 static __thread size_t room_size;
 
 static void make_key(void) {
-    if (pthread_key_create(&room_key, free)) abort();
+    if (pthread_key_create(&room_key, free_aligned)) abort();
 }
 
 static void *room(size_t bytes) {
     pthread_once(&has_key, make_key);
     void *mine = pthread_getspecific(room_key);
     if (room_size >= bytes) return mine;
-    free(mine);
-    if (posix_memalign(&mine, 64, bytes) || pthread_setspecific(room_key, mine)) abort();
+    free_aligned(mine);
+    mine = aligned_memory(bytes);
+    if (!mine || pthread_setspecific(room_key, mine)) abort();
     room_size = bytes;
     return mine;
 }

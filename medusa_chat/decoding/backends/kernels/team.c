@@ -7,6 +7,7 @@
    less, twice as long each time that trying again was no better. What is computed is the same. */
 
 #include "team.h"
+#include "system.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -163,7 +164,7 @@ static void lead(Job job, const void *what, int asked, int parts) {
 /* How many threads a job has that asks for `parts`. */
 static int members_for(int parts) {
     static int is_known;
-    if (!is_known) is_known = !pthread_atfork(NULL, NULL, leave);
+    if (!is_known) is_known = !on_fork(leave);
     parts = least(parts, now() < team.again ? team.limit : team.limit + 1);
     while (team.members < parts - 1) {
         pthread_t thread;
