@@ -119,6 +119,7 @@ def machine() -> dict[str, Any]:
     return {
         "device": f"cpu ({cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, {cores} cores)",
         "threads": most_threads(),
+        "clock": "the processor's, of one thread" if most_threads() == 1 else "the wall's",
         "load": f"{load:.1f} before the start, of {cores} cores{noisy}",
         "torch": torch.__version__,
     }

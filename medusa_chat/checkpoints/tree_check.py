@@ -28,6 +28,7 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.layouts.lora import CONFIG
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.backends.native_step import NativeDecoder
 from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.backends.parity import largest, share
@@ -222,7 +223,7 @@ def _widened(module: nn.Module) -> Iterator[None]:
     forward, own = module.forward, module.__dict__.get("forward")  # accelerate's, where it has one
     if isinstance(module, nn.Linear | NativeLinear | PackedLinear | Int8Linear | Nf4Linear):
         module.forward = _Widened(module)
-    elif isinstance(module, nn.Embedding):  # a large table, of which some rows are read
+    elif isinstance(module, nn.Embedding | PackedEmbedding):  # a large table: some rows are read
         module.forward = lambda *given, **named: forward(*given, **named).float()
     elif any(True for _ in module.parameters(recurse=False)):
 

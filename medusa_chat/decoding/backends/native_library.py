@@ -59,7 +59,9 @@ class Decoder(Structure):
     _fields_ = [
         *_all(c_int64, "count hidden capacity vocabulary is_half"),
         *_all(c_float, "epsilon embedding_scale"),
-        *_all(c_void_p, "embedding norm"),
+        ("embedding", c_void_p),
+        ("table", Weights),
+        ("norm", c_void_p),
         ("layers", POINTER(Layer)),
     ]
 

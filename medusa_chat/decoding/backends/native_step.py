@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_library as structs
-from medusa_chat.decoding.backends.native_layers import outputs_of
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding, outputs_of
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
@@ -110,7 +110,8 @@ class NativeDecoder(nn.Module):
         self.library = library
         stock = twin.stock
         self._capacity = layers[0].get_max_length()
-        embedding = stock.embed_tokens.weight
+        embedding, keys = stock.embed_tokens, layers[0].keys
+        is_packed = isinstance(embedding, PackedEmbedding)
         self._kept: list[Tensor] = []
         self._angles: dict[str | None, tuple[int, int, int]] = {}
         self._layers = (structs.Layer * len(layers))()
@@ -118,13 +119,14 @@ class NativeDecoder(nn.Module):
             self._fill(layer, kv, out, stock.rotary_emb)
         self.structure = structs.Decoder(
             len(layers),
-            embedding.shape[1],
+            embedding.table.ins if is_packed else embedding.weight.shape[1],
             self._capacity,
-            len(embedding),
-            embedding.dtype == torch.bfloat16,
+            embedding.table.outs if is_packed else len(embedding.weight),
+            keys.dtype == torch.bfloat16,
             stock.norm.eps,
             embedding_scale(stock),
-            embedding.data_ptr(),
+            None if is_packed else embedding.weight.data_ptr(),
+            embedding.table.weights if is_packed else Weights(),
             self._norm(stock.norm),
             self._layers,
         )
@@ -490,7 +492,7 @@ def attach(
         return None
     backbone.decoder, backbone.lm_head.pads_rows = native, False
     head: Any = backbone.lm_head.linear
-    is_tied = head.weight is backbone.model.get_input_embeddings().weight
+    is_tied = head.weight is getattr(backbone.model.get_input_embeddings(), "weight", None)
     place, weight = "model.embed_tokens" if is_tied else "lm_head", head.weight.detach()
     table = storage(f"{place}.weight", weight)
     lm_head = NativeLinear(head, library, table)

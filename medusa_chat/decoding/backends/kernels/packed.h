@@ -30,3 +30,6 @@ typedef struct {
 enum { NO_TABLE, CURVE, MXFP4 };
 
 const Format *format_of(int64_t kind); /* NULL for kinds that are not packed */
+
+/* Outputs of a weight of any kind, in any order, as floats [count, ins]. */
+void unpack(const Weights *w, int64_t ins, const int64_t *places, int64_t count, float *out);
