@@ -1,5 +1,6 @@
-"""CUDA programs: our CUDA C++ compiled for the device at hand by NVRTC, which torch brings along,
-and kept as machine code where a folder for it is known."""
+"""CUDA programs: our CUDA C++, compiled for the current device and kept as machine code.
+
+NVRTC compiles it, which comes with torch; the machine code is kept if a folder for it is known."""
 
 import contextlib
 import ctypes
