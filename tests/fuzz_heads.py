@@ -249,7 +249,7 @@ KINDS = (
     "cut short",
     "does not match its shape", "not described by", "no valid", "its tensors need", "duplicate",
     "asks to run", "does more than list tensors", "not contiguous", "larger than its data",
-    "no data in the file", "compressed", "two of one name", "exactly one data.pkl",
+    "no data in the file", "compressed", "two with the same name", "exactly one data.pkl",
     "is not a tensor",
     "malformed", "unexpected tensor", "is incomplete", "cannot be used", "out of range", "is empty",
     "same part", "NaN or infinity", "torch cannot read it", "not a torch.save archive", "mixes",

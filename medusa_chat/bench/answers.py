@@ -34,13 +34,15 @@ class Question:
 @dataclass(frozen=True)
 class Run:
     """One timed answer. tokens: ids. steps: passes of the backbone after the prefill. stepped:
-    tokens from the steps, the end token included. seconds: of the steps."""
+    tokens from the steps, the end token included. seconds: of the steps. busy: of these without
+    what other programs took of the processor; None where unknown."""
 
     question: Question
     tokens: tuple[int, ...]
     steps: int
     stepped: float
     seconds: float
+    busy: float | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -151,7 +153,8 @@ def run_of(question: Question, events: Iterable[Told]) -> Run:
     *_, last = events
     assert isinstance(last, Finished)
     stats = last.stats
-    return Run(question, last.token_ids, stats.steps, stats.emitted, stats.seconds)
+    found = question, last.token_ids, stats.steps, stats.emitted, stats.seconds
+    return Run(*found, stats.busy_seconds)
 
 
 def parting(one: Sequence[int], other: Sequence[int]) -> int | None:

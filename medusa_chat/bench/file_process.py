@@ -10,6 +10,7 @@ from typing import Any
 
 from medusa_chat.bench.answers import Question, Run, page_run, question_of
 from medusa_chat.bench.context import BenchContext, read_model
+from medusa_chat.checkpoints.devices import most_threads
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, ModelError
 from medusa_chat.messages import LoadRequest
@@ -22,7 +23,7 @@ class FileProcess:
     """The process of one file, for the time of a `with`. device: where the model is. kind: what
     its weights are multiplied as, and by what. first_answer: seconds from the start of the process
     to the first token of an answer. Raises what the load refuses, and ModelError where the process
-    ends early."""
+    ends early. With one thread the seconds of an answer are those of the processor."""
 
     def __init__(self, request: LoadRequest, tokens: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -90,7 +91,9 @@ def _serve(request: LoadRequest, tokens: int, started: float, pipe: Connection) 
             pipe.send((loaded.info.device, _kind(context), time() - started))
             while wish := pipe.recv():
                 name, *values = wish
-                pipe.send({"plain": _plain, "answer": _answer}[name](context, *values))
+                found = {"plain": _plain, "answer": _answer}[name](context, *values)
+                alone = most_threads() == 1 and found.busy
+                pipe.send(replace(found, seconds=found.busy) if alone else found)
         except MedusaChatError as error:
             pipe.send(error)
 

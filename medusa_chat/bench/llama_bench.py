@@ -8,7 +8,13 @@ from pathlib import Path
 
 from medusa_chat.bench.file_process import peak_of
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 PROGRAM = "llama-bench"
+FEW = 4  # tokens
 REMEDY = (
     "install llama.cpp (its releases on GitHub, or brew, winget, nix), so that llama-bench is on "
     "the PATH, or name it with --llama-bench FILE"
@@ -27,13 +33,25 @@ class LlamaBench:
     version: str = field(default="not run", init=False)
 
     def run(self, file: Path, tokens: int, threads: int, device: str) -> tuple[float, int]:
-        """Tokens a second of so many tokens behind an empty context, without the load, after its
-        own warm-up; the peak of its memory in bytes, 0 where unknown. Raises LlamaBenchFailed."""
+        """Tokens a second of so many tokens behind an empty context, without the load; the peak of
+        its memory in bytes, 0 where unknown. With one thread the seconds are the processor's, by
+        the difference to a run of FEW tokens, where the system tells them. Raises
+        LlamaBenchFailed."""
+        if threads > 1 or resource is None:
+            return self._once(file, tokens, threads, device)[:2]
+        _, peak, seconds = self._once(file, tokens + FEW, threads, device)
+        less = self._once(file, FEW, threads, device)[2]
+        return tokens / max(seconds - less, 1e-9), peak
+
+    def _once(self, file: Path, tokens: int, threads: int, device: str) -> tuple[float, int, float]:
+        """As `run`, by the clock; and the processor's seconds of the whole process, 0 where
+        unknown."""
         found = shutil.which(self.program or PROGRAM)
         if found is None:
             raise LlamaBenchFailed(f"there is no {self.program or PROGRAM}: {REMEDY}")
         layers = "0" if device == "cpu" else "99"  # on a GPU
         sizes = ["-t", str(threads), "-p", "0", "-n", str(tokens), "-r", "1", "-ngl", layers]
+        before = _processor_seconds()
         command = [found, "-m", str(file), *sizes, "-o", "json"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
@@ -51,7 +69,15 @@ class LlamaBench:
             raise LlamaBenchFailed(f"{found} printed no JSON with avg_ts: {error}") from None
         backends = result.get("backends", "")
         self.version = f"commit {result.get('build_commit', 'unknown')}, {backends}".rstrip(", ")
-        return speed, peak
+        return speed, peak, _processor_seconds() - before
+
+
+def _processor_seconds() -> float:
+    """Of all processes that were started here and have ended; 0 on Windows."""
+    if resource is None:
+        return 0.0
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _watched(process: "subprocess.Popen[str]") -> tuple[tuple[str, str], int]:

@@ -50,6 +50,7 @@ def with_adapter(model: Any, file: Path) -> Any:
         _untie(model, ranks)
         rank, rank_pattern = _patterns(ranks)
         alpha, alpha_pattern = _patterns(alphas)
+        flags: dict[str, Any] = dict.fromkeys(settings.flags, True)
         config = LoraConfig(
             task_type="CAUSAL_LM",
             inference_mode=True,
@@ -59,13 +60,13 @@ def with_adapter(model: Any, file: Path) -> Any:
             lora_alpha=alpha,
             alpha_pattern=alpha_pattern,
             lora_bias=any(name.endswith(".lora_B.bias") for name in tensors),
-            **dict.fromkeys(settings.flags, True),
+            **flags,
         )
         wrapped = wrapped_by_peft(model, config)
         inner = {f"{WRAPPED}{name_of(name)}": tensor for name, tensor in tensors.items()}
         with warnings.catch_warnings():  # about copying into a model on the meta device
             warnings.filterwarnings("ignore", ".* non-meta parameter", UserWarning)
-            report = set_peft_model_state_dict(wrapped, inner)
+            report: Any = set_peft_model_state_dict(wrapped, inner)
     except Exception as error:  # peft raises all kinds for adapters that do not fit
         raise ModelError(f"{file} does not fit this backbone: {first_line(error)}") from error
     left = [*report.unexpected_keys, *(k for k in report.missing_keys if "lora_" in k)]

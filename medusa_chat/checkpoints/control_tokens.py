@@ -120,8 +120,9 @@ class ControlTokens:
     def _named_ids(self, text: str) -> list[int]:
         """The ids of a text whose control tokens are renamed. Where the vocabulary itself matches
         one in typed text, its characters are tokenised one by one."""
-        found, ids = self._renamed.encode(text, add_special_tokens=False), list[int]()
-        for token, id in zip(found.tokens, found.ids, strict=True):
+        encoding = self._renamed.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for token, id in zip(encoding.tokens, encoding.ids, strict=True):
             if token in self._whole:
                 ids += [part.id for character in token for part in self._model.tokenize(character)]
             else:

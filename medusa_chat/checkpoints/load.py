@@ -1,7 +1,7 @@
 """load(): from a request to a model that decodes, phase by phase; dry_load(): without values."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +71,7 @@ class _ReadParts:
         return len(self.heads) if self.heads is not None else 0
 
 
-def load(request: LoadRequest) -> Iterator[tuple[LoadPhase, LoadedModel | None]]:
+def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
     """Load phase by phase (messages.LoadPhase); the last is "ready" with the model.
 
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.

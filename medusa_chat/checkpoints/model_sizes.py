@@ -1,4 +1,4 @@
-"""Sizes: the numbers of a model that its memory and its speed depend on, from its config alone."""
+"""Sizes: the numbers that a model's memory and speed depend on, from its config alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from medusa_chat.decoding.families import NATIVE_FAMILIES, native_supports
 from medusa_chat.errors import ModelError
 
 LEARNT = {"gpt2", "gpt_bigcode", "opt", "biogpt"}  # families with a vector for each position
-TIED = (  # beginnings of families that tie the LM head unless told otherwise
+TIED = (  # prefixes of families that tie the LM head by default
     *("gemma", "gpt2", "gpt_bigcode", "cohere", "opt", "xglm", "biogpt", "falcon", "starcoder2"),
     *("smollm3", "ernie4_5_moe", "granite_swa", "jetmoe", "minicpm3", "vaultgemma", "youtu"),
 )
@@ -17,13 +17,13 @@ TIED = (  # beginnings of families that tie the LM head unless told otherwise
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of a config that memory depends on. positions: tokens that it can read;
-    context: those of a load where nobody says. linears: weights of all linears of the
-    layers; experts: those of a mixture, which bitsandbytes leaves as they are; rest: embeddings,
-    LM head and norms. copied: (outputs, inputs, how many) of the linears that a CPU may lay out
-    a second time; is_merged: whether several of a layer become one. is_reached: whether our C code
-    knows such a model; row: numbers that it works in for a row of a pass. is_bf16: whether files
-    are in bf16."""
+    """The numbers of a config that memory depends on. positions: the most tokens that the model can
+    read; context: the default of a load. linears: weights of all linears in the layers; experts:
+    those of a mixture's experts, which bitsandbytes does not quantise; rest: embeddings, LM head
+    and norms. copied: (outputs, inputs, count) of the linears that a CPU may lay out a second time;
+    is_merged: whether several linears of a layer are merged. is_reached: whether the C pass runs
+    the model; row: numbers in its workspace for a row of a pass. is_bf16: whether files are in
+    bf16."""
 
     hidden: int
     layers: int
@@ -47,8 +47,8 @@ class Sizes:
 
 
 def sizes(config: Mapping[str, Any]) -> Sizes:
-    """Read a transformers config, whatever its family calls things. Raises ModelError for one
-    that lacks a number."""
+    """The sizes in a transformers config, whatever keys its family uses. Raises ModelError if one
+    is missing."""
     config = text_part(config)
     dtype = config.get("dtype") or config.get("torch_dtype")
     is_quantised = bool(config.get("quantization_config"))
@@ -90,24 +90,24 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:
-    """Families that tie unless told otherwise leave the key out of their config."""
+    """Whether the LM head is tied; families that tie by default may leave out the key."""
     by_family = str(config.get("model_type")).startswith(TIED)
     return bool(config.get("tie_word_embeddings", by_family))
 
 
 LARGEST = 10_000_000
-MOST_LAYERS = 10_000  # each is looked at
+MOST_LAYERS = 10_000  # there is a loop over them
 # families whose MLP has two matrices; the others have a gate as well
 UNGATED = set(
     "gpt2 gpt_neox gptj gpt_bigcode codegen falcon phi opt xglm biogpt starcoder2 nemotron arcee "
     "apertus nanochat persimmon jais2".split()
 )
-# families in which every attention head has keys and values of its own, whatever the config says
+# families in which every attention head has its own keys and values, whatever the config says
 UNGROUPED = {"gpt2", "gpt_neox", "gptj", "opt", "biogpt", "persimmon"}
 GATED_ATTENTION = {"afmoe"}
-ROUTED_QUERIES = {"jetmoe"}  # an expert has queries, and what they become, as well as an MLP
+ROUTED_QUERIES = {"jetmoe"}  # an expert has query and output projections as well as an MLP
 TWICE = {"longcat_flash"}  # a layer has two attentions, two MLPs, and experts beside one of them
-# an MLP of the dense width stands beside the experts
+# families with an MLP of the dense width beside the experts
 SHARED_WHOLE = {"hunyuan_v1_moe", "gemma4_text"} | TWICE
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -124,8 +124,8 @@ def number(
     least: int = 1,
     most: int = LARGEST,
 ) -> int:
-    """The first of these keys that has a value. Raises ModelError for none, and for a value that is
-    no number in its range."""
+    """The value of the first of these keys that has one. Raises ModelError if there is none, and
+    for a value that is not a number in the range."""
     value = next((config[k] for k in keys if config.get(k) is not None), default)
     if isinstance(value, list) and value == value[:1] * len(value):  # Gemma 3n: one for each layer
         value = value[0] if value else None
@@ -138,7 +138,7 @@ def number(
 
 
 def key_value_heads(config: Mapping[str, Any], heads: int) -> int:
-    """How many heads of keys and values a layer has."""
+    """The number of key-value heads in a layer."""
     if config.get("model_type") in UNGROUPED:
         return heads
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
@@ -149,7 +149,7 @@ def key_value_heads(config: Mapping[str, Any], heads: int) -> int:
 def attention_weights(
     config: Mapping[str, Any], hidden: int, layers: int, heads: int, key_values: int, width: int
 ) -> tuple[int, int]:
-    """Weights of all layers' attention, and numbers of their keys and values for each token."""
+    """(weights of all layers' attention, numbers in their keys and values for each token)."""
     if config.get("kv_lora_rank"):
         weights, kept = _latent_attention(config, hidden, heads)
         return layers * weights, layers * kept
@@ -165,8 +165,8 @@ def attention_weights(
 def _layers(
     config: Mapping[str, Any], layers: int, key_values: int, width: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Of each layer its heads of keys, their width, and how many matrices make keys and values: one
-    where values are made of the keys (Gemma 4), none where a layer reads those of one before."""
+    """(key-value heads, their width, number of key and value matrices) of each layer: one matrix if
+    values are computed from the keys (Gemma 4), none if a layer reads an earlier layer's cache."""
     kinds, told = config.get("layer_types"), config.get("per_layer_config")
     kinds, told = kinds if isinstance(kinds, list) else [], told if isinstance(told, dict) else {}
     first = layers - number(config, "num_kv_shared_layers", default=0, least=0)
@@ -184,8 +184,8 @@ def _layers(
 
 
 def layer_inputs(config: Mapping[str, Any], hidden: int, layers: int) -> tuple[int, int]:
-    """Weights of the linears and of the embeddings that Gemma 3n and 4 have beside the rest: a
-    vector of its own for each token and layer, and Gemma 3n's several streams."""
+    """(weights of the linears, weights of the embeddings) that Gemma 3n and 4 have in addition: a
+    vector for each token and layer, and Gemma 3n's several streams."""
     narrow = number(config, "hidden_size_per_layer_input", default=0, least=0)
     rows = number(config, "vocab_size_per_layer_input", default=0, least=0)
     rank = number(config, "laurel_rank", default=0, least=0)
@@ -195,7 +195,7 @@ def layer_inputs(config: Mapping[str, Any], hidden: int, layers: int) -> tuple[i
 
 
 def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
-    """The same where keys and values are made of one short vector (DeepSeek's MLA)."""
+    """The same for one layer whose keys and values share a latent vector (DeepSeek's MLA)."""
     rank, turned = number(config, "kv_lora_rank"), number(config, "qk_rope_head_dim")
     key, value = number(config, "qk_nope_head_dim"), number(config, "v_head_dim")
     short = number(config, "q_lora_rank", default=0, least=0)
@@ -206,7 +206,7 @@ def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int) -> tup
 
 
 def mlp_weights(config: Mapping[str, Any], hidden: int, layers: int) -> tuple[int, int, int]:
-    """The width of a layer's MLP, the weights of the linears of all, and those of all experts."""
+    """(width of a layer's MLP, weights of all MLPs' linears, weights of all experts)."""
     inner = number(config, *INNER, default=4 * hidden)
     family = config.get("model_type")
     matrices = 2 if family in UNGATED else 3
@@ -246,14 +246,14 @@ LONGROPE = ("longrope", "su")  # the second in old files
 
 
 def usual_context(limit: int, config: Mapping[str, Any]) -> int:
-    """The tokens of a text model that can read `limit`: so many up to LONGEST, of longrope those of
-    its short factors. config: of a file, or of transformers."""
+    """The default context of a text model that can read `limit` tokens: at most LONGEST, and with
+    longrope at most what its short factors cover. config: a file's, or transformers'."""
     return min(limit, LONGEST, short_length(config) or limit)
 
 
 def short_length(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest context for which a model's longrope has its short factors; None for a
-    model without."""
+    """The longest context that the short factors of a model's longrope cover; None for a model
+    without longrope."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     own = config.get("original_max_position_embeddings")  # which transformers reads first

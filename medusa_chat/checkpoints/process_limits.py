@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 from medusa_chat import paths
 
+resource: ModuleType | None
 try:
     import resource
 except ImportError:  # Windows

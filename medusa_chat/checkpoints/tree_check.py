@@ -28,6 +28,7 @@ from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.layouts.lora import CONFIG
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.backends.native_step import NativeDecoder
 from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.backends.parity import largest, share
@@ -50,6 +51,7 @@ HALF_LIMIT, HALF_LIMIT_FROM_FP32 = 0.05, 0.1
 WIDENED_AT_ONCE = 2**20  # numbers of a linear's weight, a few MB in fp32
 FOLDER = "checks"  # in the cache
 PACKAGES = ("torch", "transformers")
+LINEARS = (nn.Linear, NativeLinear, PackedLinear, Int8Linear, Nf4Linear)
 
 
 def check_load(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> list[str]:
@@ -217,12 +219,14 @@ def reference_logits(backbone: Backbone, tokens: Tensor) -> Tensor:
 
 
 @contextmanager
-def _widened(module: nn.Module) -> Iterator[None]:
+def _widened(module: Any) -> Iterator[None]:
     """Let a module compute in fp32 with the weights that it holds."""
     forward, own = module.forward, module.__dict__.get("forward")  # accelerate's, where it has one
-    if isinstance(module, nn.Linear | NativeLinear | PackedLinear | Int8Linear | Nf4Linear):
+    is_linear = isinstance(module, LINEARS)
+    is_table = isinstance(module, nn.Embedding | PackedEmbedding)  # large: some rows are read
+    if is_linear:
         module.forward = _Widened(module)
-    elif isinstance(module, nn.Embedding):  # a large table, of which some rows are read
+    elif is_table:
         module.forward = lambda *given, **named: forward(*given, **named).float()
     elif any(True for _ in module.parameters(recurse=False)):
 

@@ -74,6 +74,15 @@ class DecodingOptions(LoadOptions):
     min_p: Annotated[float, Option(help="0 to 1, relative to the most probable token; 0: off.")] = (
         0.0
     )
+    repetition_penalty: Annotated[
+        float, Option(help="0.1 to 10: divides the logits of tokens in the text; 1: off.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Option(help="-2 to 2: off the logits of tokens in the answer.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Option(help="-2 to 2: the same, times how often they are in it.")
+    ] = 0.0
     posterior_threshold: Annotated[float, Option(help="Epsilon of typical acceptance.")] = 0.09
     posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance: below 1.")] = 0.3
     tree: TreeName = "auto"

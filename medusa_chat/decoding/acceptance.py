@@ -21,7 +21,7 @@ Position = int | Tensor  # of the root in the text; a tensor [1] where only the 
 
 class Rows:
     """What a rule reads from rows of scores [n, V] of a floating dtype, by torch's operators.
-    A backend may have it faster (NativeRows in backends/native_step.py); there is no rule in it."""
+    A backend may have it faster (NativeRows in backends/native_rows.py); there is no rule in it."""
 
     def largest(self, scores: Tensor) -> Tensor:
         """scores [n, V] -> the place of each row's largest, int64 [n]; the lowest of equals."""
@@ -36,10 +36,25 @@ class Rows:
         noise = gumbel(seed, places, scores.shape[-1])
         return (scores + noise.index_select(0, depths)).argmax(-1)
 
-    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """log(sum(exp)) of each row, and the entropy in nats of softmax(row): float32 [n] each."""
-        log_sums = scores.logsumexp(-1)
-        return log_sums, entropies(scores - log_sums.unsqueeze(-1))
+    def sample(self, given: "VerifyInput") -> Tensor:
+        """`draw` of what top-k, top-p and min-p leave of the scores: int64 [n]."""
+        return self.draw(filtered(given.scores, given.settings), *given.noise)
+
+    def sums(self, given: "VerifyInput") -> tuple[Tensor, Tensor]:
+        """log(sum(exp)) of each row of the scores, and the entropy in nats of its softmax: float32
+        [n] each."""
+        log_sums = given.scores.logsumexp(-1)
+        return log_sums, entropies(given.scores - log_sums.unsqueeze(-1))
+
+    def drafted(self, given: "VerifyInput") -> Tensor:
+        """The score of each node's token at its parent, float32 [n]."""
+        return given.scores[given.draft.tensors.parents, given.draft.tokens]
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` largest of each row in turn, their places int64, [n, count] each, and
+        log(sum(exp)) [n]: float32."""
+        values, places = logits.float().topk(count)
+        return values, places, logits.float().logsumexp(-1)
 
 
 TORCH = Rows()
@@ -60,8 +75,15 @@ class VerifyInput:
     @cached_property
     def scores(self) -> Tensor:
         """The logits by the temperature, float32 [n, V]."""
-        logits = self.logits.float()
-        return logits if self.settings.is_greedy else logits / self.settings.scale
+        return scaled(self.logits, self.settings)
+
+    @property
+    def noise(self) -> tuple[Tensor, int, Position, int | Tensor]:
+        """What the noise of each node depends on: depths, the deepest, the place of depth 0 in the
+        text, and the seed."""
+        draft, seed = self.draft, self.settings.seed
+        assert seed is not None, "a sampling run needs its seed resolved"
+        return draft.tensors.depths, draft.tree.depth, self.position + 1, seed
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,8 @@ def typical(given: VerifyInput, is_sampled: bool = False) -> Acceptance:
     node = torch.where(lengths == lengths.max(), value, -torch.inf).argmax(0, keepdim=True)
     if is_sampled:
         log_p = torch.log_softmax(given.scores, -1)
-        chosen = _drawn(log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf), given)
+        left = log_p.masked_fill(log_p.exp() <= threshold.unsqueeze(1), -torch.inf)
+        chosen = given.rows.draw(left, *given.noise)
     else:
         chosen = given.rows.largest(given.logits)
     return Acceptance(node, chosen, entropy, *(at_parent, threshold) if given.details else ())
@@ -141,24 +164,17 @@ def own_tokens(given: VerifyInput) -> Tensor:
     index wins a tie), else a sample by Gumbel-max."""
     if given.settings.is_greedy:
         return given.rows.largest(given.logits)
-    return _drawn(filtered(given.scores, given.settings), given)
-
-
-def _drawn(scores: Tensor, given: VerifyInput) -> Tensor:
-    """A sample of each row of scores [n, V], int64 [n]: the largest, with the Gumbel noise of the
-    node's depth added."""
-    draft, seed = given.draft, given.settings.seed
-    assert seed is not None, "a sampling run needs its seed resolved"
-    return given.rows.draw(scores, draft.tensors.depths, draft.tree.depth, given.position + 1, seed)
+    return given.rows.sample(given)
 
 
 def figures(given: VerifyInput) -> tuple[Tensor, Tensor]:
     """float32 [n] each: a node's log-probability after its parent (any number for the root), and
     the entropy in nats of the distribution after the node."""
-    parents, (sums, entropy) = given.draft.tensors.parents, given.rows.sums(given.scores)
+    parents = given.draft.tensors.parents
+    sums, entropy = given.rows.sums(given)
     if parents.shape[0] == 1:
         return sums, entropy
-    return given.scores[parents, given.draft.tokens] - sums.index_select(0, parents), entropy
+    return given.rows.drafted(given) - sums.index_select(0, parents), entropy
 
 
 def thresholds(entropy: Tensor, settings: GenerationSettings) -> Tensor:
@@ -185,7 +201,7 @@ def gumbel(seed: int | Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 
     All nodes of one depth share it, and a later pass over the same position draws it again: so
     `exact` gives token for token what plain sampling with the same seed gives, whatever the tree.
-    This is the reference of two faster writings, kernels/rows.c and kernels/fused.py.
+    This is the reference of two faster writings, kernels/draw.c and kernels/fused.py.
     """
     low, high = seed & MASK32, seed >> 32
     start = _mix(torch.zeros_like(positions) + low + 0x9E3779B9)
@@ -202,6 +218,12 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ x >> 16) * 0x85EBCA6B & MASK32
     x = (x ^ x >> 13) * 0xC2B2AE35 & MASK32
     return x ^ x >> 16
+
+
+def scaled(logits: Tensor, settings: GenerationSettings) -> Tensor:
+    """logits [n, V] of any floating dtype by the temperature, float32 [n, V]."""
+    logits = logits.float()
+    return logits if settings.is_greedy else logits / settings.scale
 
 
 LIKELY = (1024, 8192)  # of how many tokens a CPU tries whether they are enough for top-p

@@ -7,6 +7,7 @@ from time import get_clock_info, perf_counter, thread_time
 
 import torch
 
+from medusa_chat.decoding.acceptance import TORCH, Rows
 from medusa_chat.decoding.detokenizer import TextStream, TokenTexts
 from medusa_chat.decoding.events import DraftRecord, Finished, Reason, Stats, Step, TokenLogprob
 from medusa_chat.decoding.reasoning import Part, ReasoningReader
@@ -24,8 +25,8 @@ class Answer:
 
     eos: ids that end it and are not emitted. limit: the most tokens, at which it ends for the
     reason `at_limit`. stop: texts that end it at the token that completes one. texts: of tokens;
-    None: events have no text, and no text ends it. logprobs: see Engine.generate. reader: of
-    reasoning; None: everything is text.
+    None: events have no text, and no text ends it. logprobs: see Engine.generate;
+    rows: reads the logits for them. reader: of reasoning; None: everything is text.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Answer:
         stop: Sequence[str],
         reader: ReasoningReader | None = None,
         logprobs: int | None = None,
+        rows: Rows = TORCH,
     ) -> None:
         self.eos, self.limit, self.at_limit = eos, limit, at_limit
         self.ids: list[int] = []
@@ -44,6 +46,7 @@ class Answer:
         self.reason: Reason | None = None
         self.prefill_seconds = 0.0
         self._texts, self._reader, self._alternatives = texts, reader, logprobs
+        self._rows = rows
         self._stream = None if texts is None else TextStream(texts, stop)
         self._steps, self._emitted, self._seconds, self._busy = 0, 0, 0.0, 0.0
 
@@ -88,14 +91,14 @@ class Answer:
         """Log probabilities of the tokens that a step emitted; empty if they were not requested."""
         if self._alternatives is None or self._texts is None or result.logits is None:
             return ()
-        rows = result.logits[: len(tokens)].float().log_softmax(-1)
-        name = self._texts.bytes_of
-        given = []
-        for token, row in zip(tokens, rows, strict=True):
-            best = row.topk(min(self._alternatives, len(row)))
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        name, given = self._texts.bytes_of, []
+        count = min(self._alternatives, result.logits.shape[1])
+        for token, node in zip(tokens, result.path, strict=False):
+            row = result.logits[node : node + 1]
+            values, places, sums = self._rows.best(row, count)
+            pairs = zip(places[0].tolist(), (values[0] - sums).tolist(), strict=True)
             top = tuple((name(other), logprob) for other, logprob in pairs)
-            given.append(TokenLogprob(name(token), float(row[token]), top))
+            given.append(TokenLogprob(name(token), float(row[0, token] - sums[0]), top))
         return tuple(given)
 
     def finished(self) -> Finished:

@@ -22,6 +22,7 @@ from medusa_chat.decoding.draft import (
 from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.penalties import Penalties
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.reasoning import Part, ReasoningReader
 from medusa_chat.decoding.settings import GenerationSettings
@@ -102,7 +103,7 @@ class Engine:
         self._require_room(prompt_ids)
         started = perf_counter()
         limit = self._limit(len(prompt_ids), settings)
-        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs)
+        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs, self.backend.rows)
         reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
         while len(prompt_ids) - len(self._ids) > chunk:
             self._read(prompt_ids[len(self._ids) :][:chunk])
@@ -111,14 +112,17 @@ class Engine:
                 answer.reason = "cancelled"
                 yield answer.finished()
                 return
-        first, hidden = self._prefill(prompt_ids, settings)
+        penalties = Penalties(settings, prompt_ids) if settings.has_penalties else None
+        first, hidden = self._prefill(prompt_ids, settings, penalties)
         token_ids, part = answer.begin(first, perf_counter() - started)
         told = self._prefilled(prompt_ids, settings, reused, token_ids, part)
         seconds, named = answer.prefill_seconds, answer.logprobs(token_ids, first)
         yield replace(told, seconds=seconds, logprobs=named)
         known: Sequence[int] = [*prompt_ids, first.next_token]
         state = DecodeState(drafter, settings, details, hidden, first.next_token)
-        state.keeps_logits = logprobs is not None
+        state.keeps_logits, state.penalties = logprobs is not None, penalties
+        if penalties is not None:
+            penalties.add([first.next_token])
         while answer.reason is None:
             if should_stop():
                 answer.reason = "cancelled"
@@ -126,6 +130,8 @@ class Engine:
             started, begun = perf_counter(), self._busy()
             result, plan = self._step(state, known, answer.room)
             known = [*result.tokens[1:], result.next_token]
+            if penalties is not None:
+                penalties.add(known)
             busy, seconds = self._busy() - begun, perf_counter() - started
             self._record(drafter, result, plan, seconds)
             yield answer.step(known, result, seconds, busy, plan.reason)
@@ -195,9 +201,10 @@ class Engine:
 
     def _backend(self, state: DecodeState) -> StepBackend:
         """The backend for the step. If logits are kept it is never a recording, whose logits are
-        overwritten by its next step."""
-        is_read = state.keeps_logits and not isinstance(self.backend, TorchStep)
-        return TorchStep(self.backbone) if is_read else self.backend
+        overwritten by its next step; nor with penalties, which are computed on the host."""
+        is_read = state.keeps_logits or state.penalties is not None
+        is_recorded = not isinstance(self.backend, TorchStep)
+        return TorchStep(self.backbone) if is_read and is_recorded else self.backend
 
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:
@@ -218,7 +225,7 @@ class Engine:
 
     @torch.inference_mode()
     def _prefill(
-        self, prompt_ids: Sequence[int], settings: GenerationSettings
+        self, prompt_ids: Sequence[int], settings: GenerationSettings, penalties: Penalties | None
     ) -> tuple[StepResult, Tensor]:
         """Read the rest of the prompt into the cache -> (the first token's result, the hidden state
         [1, d] that predicted it)."""
@@ -226,6 +233,8 @@ class Engine:
         root = torch.tensor(prompt_ids[-1:], device=self.backbone.device)
         draft = Draft(root, TreeTensors.of(ROOT, self.backbone.device))
         logits = self.backbone.lm_head(last)
+        if penalties is not None:
+            penalties.apply(logits, draft)
         place = len(prompt_ids) - 1
         given = VerifyInput(draft, logits, place, settings, False, self.backend.rows)
         result = read(draft, ACCEPTANCE[settings.acceptance](given))

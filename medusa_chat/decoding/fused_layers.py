@@ -237,7 +237,9 @@ class FusedDecoder:
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         """The embeddings of input_ids int64 [1, n] in fp32, scaled and not rounded, [1, n, d]."""
-        rows = F.embedding(input_ids, self.stock.embed_tokens.weight)
+        table: Any = self.stock.embed_tokens
+        is_packed = hasattr(table, "rows")
+        rows = table.rows(input_ids) if is_packed else F.embedding(input_ids, table.weight)
         return rows.float() * embedding_scale(self.stock)
 
 

@@ -109,7 +109,8 @@ def embedding_scale(decoder: Any) -> float:
     """What a decoder multiplies the rows of its embedding by, rounded as its weights are."""
     embedding = decoder.embed_tokens
     scale = getattr(embedding, "embed_scale", None)
-    own = 1.0 if scale is None else float(scale.to(embedding.weight.dtype))
+    own = getattr(embedding, "scale", 1.0)  # of one that is packed
+    own = own if scale is None else float(scale.to(embedding.weight.dtype))
     return own * float(getattr(decoder, "embedding_multiplier", 1.0))
 
 

@@ -33,6 +33,9 @@ class GenerationSettings:
     top_p: float = within(0.0, 1.0, 1.0)
     top_k: int = within(0, 1_000_000, 0)
     min_p: float = within(0.0, 1.0, 0.0)
+    repetition_penalty: float = within(0.1, 10.0, 1.0)
+    presence_penalty: float = within(-2.0, 2.0, 0.0)
+    frequency_penalty: float = within(-2.0, 2.0, 0.0)
     posterior_threshold: float = within(0.0, 1.0, 0.09)
     posterior_alpha: float = within(0.0, 1.0, 0.3, is_open=True)
     tree: str = "auto"
@@ -54,6 +57,12 @@ class GenerationSettings:
     def is_greedy(self) -> bool:
         """Whether the temperature makes every acceptance plain greedy decoding."""
         return self.temperature < GREEDY
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Whether tokens that the text already has get other logits."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return penalties != (1.0, 0.0, 0.0)
 
     @cached_property
     def scale(self) -> float:

@@ -13,6 +13,7 @@ from medusa_chat.decoding.acceptance import ACCEPTANCE, Acceptance, Position, Ro
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.draft import Draft, Drafter, Plan
 from medusa_chat.decoding.events import DraftRecord
+from medusa_chat.decoding.penalties import Penalties
 from medusa_chat.decoding.settings import GenerationSettings
 
 Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], logits [n, V]
@@ -22,7 +23,7 @@ Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], 
 class DecodeState:
     """How an answer is decoded, and its current position, which every step moves on. root_id: the
     root; hidden [1, d]: the backbone's state from which it was predicted, on the device; most:
-    tokens still to generate; keeps_logits: whether results have them."""
+    tokens still to generate; keeps_logits: whether results have them; penalties: None: none."""
 
     drafter: Drafter
     settings: GenerationSettings
@@ -31,13 +32,14 @@ class DecodeState:
     root_id: int
     most: int = 1
     keeps_logits: bool = False
+    penalties: Penalties | None = None
 
 
 @dataclass
 class StepResult:
     """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
     the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included.
-    logits [len(path), V]: the rows of the path, where the state asks for them."""
+    logits [nodes, V]: where the state asks for them."""
 
     path: list[int]
     tokens: list[int]
@@ -110,9 +112,11 @@ class TorchStep:
         logits: list[Tensor] = []
 
         def run(draft: Draft) -> tuple[Tensor, Tensor]:
-            found = self.run(draft)
-            logits.append(found[1])
-            return found
+            hidden, scores = self.run(draft)
+            if state.penalties is not None:
+                state.penalties.apply(scores, draft)
+            logits.append(scores)
+            return hidden, scores
 
         draft, accepted, (_, hidden), marks = run_step(
             state,
@@ -127,7 +131,7 @@ class TorchStep:
         )
         result = read(draft, accepted)
         if state.keeps_logits:
-            result.logits = logits[0][result.path]
+            (result.logits,) = logits
         if result.is_finite:
             cache.keep(result.path)
         state.root_id, state.hidden = result.next_token, hidden

@@ -170,9 +170,10 @@ def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
     """The texts in order, with reasoning, and a blank line between it and the reply."""
     seconds, thought, is_said = 0.0, 0, False
     for event in trace:
-        is_last = isinstance(event, Finished)
-        reasoning = event.reasoning[thought:] if is_last else event.reasoning
-        said = event.tail if is_last else event.text
+        if isinstance(event, Finished):
+            reasoning, said = event.reasoning[thought:], event.tail
+        else:
+            reasoning, said = event.reasoning, event.text
         thought += len(reasoning)
         text = reasoning + BETWEEN * bool(thought and said and not is_said) + said
         is_said |= bool(said)

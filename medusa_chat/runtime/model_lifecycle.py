@@ -4,9 +4,9 @@ It runs loads, keeps the state that the page shows, restores the earlier model a
 and decides whether to reload after a crash of the model's process."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from medusa_chat.decoding.events import Event, Finished, Learnt
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError
@@ -69,14 +69,12 @@ class ModelLifecycle:
 
     def run(self, request: Request[V]) -> Iterator[V]:
         """Run a request in this thread, and update the model's state from its results."""
-        match request:
-            case LoadRequest():
-                return self._load(request)
-            case MeasureMemory():
-                return self._measure_memory(request)
-            case Reply():
-                return self._answer(request)
-        return self.runner.run(request)
+        handlers: dict[type, Callable[[Any], Iterator[Any]]] = {
+            LoadRequest: self._load,
+            MeasureMemory: self._measure_memory,
+            Reply: self._answer,
+        }
+        return handlers.get(type(request), self.runner.run)(request)
 
     def require_ready(self) -> None:
         """Raises ModelError with the reason if no model is ready."""

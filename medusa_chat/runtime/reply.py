@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from medusa_chat.checkpoints.devices import refuse_out_of_memory
 from medusa_chat.checkpoints.loaded_model import LoadedModel
@@ -14,7 +15,7 @@ from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
-from medusa_chat.messages import Fresh, ModelInfo, Text, TokenIds
+from medusa_chat.messages import Fresh, ModelInfo, TokenIds
 from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt import cached_text, encode, encode_latest
 from medusa_chat.runtime.requests import Reply
@@ -34,9 +35,10 @@ def reply(
         read = encode_latest(loaded, prompt, settings.max_new_tokens)
     else:
         read = encode(loaded, prompt, asked.continues, asked.template_options)
-    ids, notes = read.ids, _template_note(loaded, prompt, read.refused)
+    is_chat = not isinstance(prompt, str | TokenIds)
+    ids, notes = read.ids, _template_note(loaded, prompt, read.refused) if is_chat else ()
     advice = _Advice(loaded.info, settings.nodes or 1)
-    reader = None if isinstance(prompt, str | TokenIds) else loaded.reasoning_reader(read.state)
+    reader = loaded.reasoning_reader(read.state) if is_chat else None
     answer = loaded.engine.generate(
         ids,
         drafter,
@@ -50,19 +52,19 @@ def reply(
         for event in events:
             advice.has_begun = not isinstance(event, Reading)
             if isinstance(event, Prefilled):
-                told = {"left_out": read.left_out, "backbone": loaded.info.backbone, "notes": notes}
-                event = replace(event, **told)
+                backbone = loaded.info.backbone
+                event = replace(event, left_out=read.left_out, backbone=backbone, notes=notes)
             elif isinstance(event, Finished):
                 event = _with_plain_time(loaded, ids, settings, event)
                 if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
                     event = replace(event, learnt=drafter.budget.learnt)
-                if not isinstance(prompt, str | TokenIds):
+                if is_chat:
                     loaded.said = cached_text(loaded, read, event)
             yield event
 
 
-def _template_note(loaded: LoadedModel, prompt: Text, refused: str) -> tuple[str, ...]:
-    """The note on what the chat template refused; only the first time in a conversation."""
+def _template_note(loaded: LoadedModel, prompt: Any, refused: str) -> tuple[str, ...]:
+    """The note on what the chat template refused of a conversation; only the first time in it."""
     first = next((m["content"] for m in prompt if m["role"] == "user"), "") if refused else ""
     key = hash((refused, first))
     if not refused or key in loaded.told:

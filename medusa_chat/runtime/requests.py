@@ -147,8 +147,9 @@ class Queue:
     def is_busy(self) -> bool:
         """Whether a request runs that others wait for; a load does not count (see ModelState)."""
         running = self.running
-        is_over = running is None or running.done.is_set()  # it is released a moment later
-        return not is_over and not isinstance(running.request, QUICK | LoadRequest)
+        if running is None or running.done.is_set():  # then it is released in a moment
+            return False
+        return not isinstance(running.request, QUICK | LoadRequest)
 
     def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
         """Append a ticket, or with is_next put it before all waiting ones. Raises UsageError if the

@@ -39,10 +39,9 @@ def from_json(values: Any) -> Event:
     """The event of one trace line. Unknown fields are ignored. Raises ValueError for a line that is
     not an event, has a value of another type, or has nodes that do not form a tree."""
     name = values.get("event") if isinstance(values, dict) else None
-    kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
+    if not isinstance(name, str) or name not in KINDS:
         raise ValueError(f"not a trace line: event is {name!r:.80}")
-    event = _reader(kind).validate_python(values)
+    event: Event = _reader(name).validate_python(values)
     if isinstance(event, Prefilled):
         _require_numbers(event.settings)
     if isinstance(event, Step) and event.draft is not None:
@@ -51,10 +50,10 @@ def from_json(values: Any) -> Event:
 
 
 @cache
-def _reader(kind: type[Event]) -> "TypeAdapter[Any]":
+def _reader(name: str) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter  # takes 0.1 s, and writing traces does not need it
 
-    return TypeAdapter(kind)
+    return TypeAdapter(KINDS[name])
 
 
 def _require_numbers(settings: Mapping[str, Any]) -> None:

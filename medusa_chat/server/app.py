@@ -1,6 +1,6 @@
-"""Api: the OpenAI-compatible routes under /v1, on the session that the page uses too.
+"""Api: the OpenAI-compatible routes under /v1, on the same session as the page.
 
-ASGI, without Gradio. Who may ask is decided here: the Host header, the key, and which origins.
+ASGI, without Gradio. Access is checked here: the Host header, the API key, and the origin.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from medusa_chat.server.requests import ApiError, ApiRequest
 
 MAX_BODY = 16 * 1024 * 1024
 BODY_SECONDS = 30.0
-MAX_WAITING = 32  # requests, the one that runs included
-LOAD_SECONDS = 30.0  # that a request waits for a model that is being loaded
-POLL_SECONDS = 0.01  # between two looks at what the model has brought
+MAX_WAITING = 32  # requests, including the running one
+LOAD_SECONDS = 30.0  # that a request waits for a model to load
+POLL_SECONDS = 0.01  # between two checks for new events
 PING_SECONDS = 10.0  # of silence in a stream: proxies and clients give up on a dead connection
 SSE = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -44,16 +44,16 @@ PREFLIGHT_SECONDS = "86400"
 
 @dataclass(frozen=True)
 class ApiOptions:
-    """Who may ask. key: that requests must carry, empty for none. origins: sites whose scripts may
-    ask, "*" for all."""
+    """Who may send requests. key: required in requests, empty for none. origins: sites whose
+    scripts may send requests, "*" for all."""
 
     key: str = ""
     origins: Sequence[str] = ()
 
 
 def require_key(host: str, options: ApiOptions, has_login: bool = False) -> None:
-    """Raises UsageError where others could ask without a key: from another machine, or beside a
-    page that asks for a password."""
+    """Raises UsageError if others could send requests without a key: from another machine, or where
+    the page requires a password."""
     if not options.key and (has_login or not is_local(host)):
         raise UsageError("others can reach the API: give an --api-key that they must send")
 
@@ -61,7 +61,7 @@ def require_key(host: str, options: ApiOptions, has_login: bool = False) -> None
 class Api:
     """The API of a session, as an ASGI app.
 
-    hosts: names the Host header may have; other sites cannot rebind theirs.
+    hosts: the allowed Host headers, so that other sites cannot rebind their names.
     """
 
     def __init__(self, session: Session, hosts: Hosts, options: ApiOptions = ApiOptions()) -> None:
@@ -95,7 +95,7 @@ class Api:
     def _guarded(
         self, handle: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """A route behind the checks of Host, origin and key; errors become OpenAI's."""
+        """A route after the checks of Host, origin and key; errors in OpenAI's format."""
 
         async def handled(request: Request) -> Response:
             try:
@@ -126,7 +126,8 @@ class Api:
         origin = request.headers.get("origin")
         if origin is not None and not self._allows(origin):
             raise ApiError(
-                403, f"scripts of {origin[:200]} may not ask: start with --allow-origin {origin}"
+                403,
+                f"scripts of {origin[:200]} are not allowed: start with --allow-origin {origin}",
             )
 
     def _allows(self, origin: str) -> bool:
@@ -142,7 +143,7 @@ class Api:
             raise ApiError(401, "the API key is wrong or missing", code="invalid_api_key")
 
     def _preflight(self, request: Request) -> Response:
-        """What a browser asks before a request of another site's script; no key comes with it."""
+        """The answer to a browser's preflight request, which has no key."""
         asked = request.headers.get("access-control-request-headers", "")
         headers = {
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -164,7 +165,7 @@ class Api:
     # ---- Models ----
 
     async def models(self, request: Request) -> Response:
-        """The one model, from memory: clients ask while an answer runs and wait seconds only."""
+        """The loaded model, without asking the worker: clients wait only seconds for this."""
         return JSONResponse({"object": "list", "data": [self._model_json(self._name)]})
 
     async def model(self, request: Request) -> Response:
@@ -175,7 +176,7 @@ class Api:
 
     @property
     def _name(self) -> str:
-        """Of the model that is loaded, or else on its way."""
+        """The name of the loaded model, or of the one being loaded."""
         model, asked = self.session.state.model, self.session.lifecycle.requested
         return model.name if model else asked.checkpoint if asked else "none"
 

@@ -20,8 +20,6 @@ SEEDS = 2**63
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNSUPPORTED = {  # fields that would change the answer, and what else to do
     "logit_bias": "it is not supported: leave it out",
-    "frequency_penalty": "penalties are not supported yet: leave it out, or send 0",
-    "presence_penalty": "penalties are not supported yet: leave it out, or send 0",
     "suffix": "filling in the middle is not supported: leave it out",
     "echo": "it is not supported: leave it out",
     "functions": "function calls are not supported: leave it out",
@@ -122,12 +120,12 @@ class _Fields:
             self.refuse(name, f"give a whole number from {low} to {high}")
         return value
 
-    def share(self, name: str, default: float, high: float = 1.0) -> float:
-        """A number from 0 on."""
+    def share(self, name: str, default: float, high: float = 1.0, low: float = 0.0) -> float:
+        """A number from `low` on."""
         value = self._values.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not 0 <= value <= high:
-            self.refuse(name, f"give a number from 0 to {high:g}")
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            self.refuse(name, f"give a number from {low:g} to {high:g}")
         return float(value)
 
     def object(self, name: str) -> Mapping[str, Any]:
@@ -154,6 +152,9 @@ def _settings(fields: _Fields, most: int | None) -> GenerationSettings:
             top_p=fields.share("top_p", 1.0),
             top_k=max(0, fields.number("top_k", -1, 1_000_000) or 0),  # -1 is vLLM's "off"
             min_p=fields.share("min_p", 0.0),
+            repetition_penalty=fields.share("repetition_penalty", 1.0, 10.0, 0.1),
+            presence_penalty=fields.share("presence_penalty", 0.0, 2.0, -2.0),
+            frequency_penalty=fields.share("frequency_penalty", 0.0, 2.0, -2.0),
             max_new_tokens=most or MAX_TOKENS,
             seed=None if seed is None else seed % SEEDS,
             stop=_stops(fields),

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.gguf_models import tiny_model, write_gguf
 
-from medusa_chat.bench import peers, run_peers, speed, table
+from medusa_chat.bench import llama_bench, peers, run_peers, speed, table
 from medusa_chat.bench.llama_bench import LlamaBench, LlamaBenchFailed
 from medusa_chat.bench.peers import (
     FileFigures,
@@ -60,6 +60,7 @@ def prompts(tmp_path):
 
 def test_a_file_is_measured_in_turns_with_llama_bench(file, program, prompts, monkeypatch):
     monkeypatch.setattr(peers, "READ", 1000)
+    monkeypatch.setattr(peers, "most_threads", lambda: 2)
     result = run_peers(
         REQUEST,
         [file],
@@ -91,6 +92,12 @@ def test_without_llama_bench_the_remedy_is_said(file, monkeypatch, tmp_path):
     llama, plain, *_ = _speed_rows(file, figures, 10**8, "8 tokens")
     assert llama["value"] is None and "--llama-bench FILE" in llama["note"]
     assert plain["value"] == 2 and plain["ratio"] is None
+
+
+def test_one_thread_is_timed_by_the_processor_without_the_load(file, program, monkeypatch):
+    seconds = iter([0.0, 3.0, 3.0, 4.0])  # before and after a long run and a short one
+    monkeypatch.setattr(llama_bench, "_processor_seconds", lambda: next(seconds))
+    assert LlamaBench(program).run(file, 8, 1, "cpu")[0] == 8 / (3 - 1)
 
 
 def test_a_llama_bench_that_fails_says_its_last_line(program, tmp_path):

@@ -129,7 +129,7 @@ def test_biases_of_an_adapter_are_merged_or_refused_where_there_are_none(tmp_pat
         ({"bias": "all"}, "biases of the backbone"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "repeated layers"),
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
-        ({"alpha_pattern": {"(a+)+b": 1}}, "too involved"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "too complex"),
         ({"lora_alpha": "x"}, "no valid lora_alpha"),
     ],
 )

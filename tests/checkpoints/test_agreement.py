@@ -215,7 +215,7 @@ def test_both_refuse_a_quantisation_that_is_not_read_by_its_name(
 ) -> None:
     edited(folder, "config.json", **values)
     for code, line in codes(folder, capsys):
-        assert code == 4 and f"quantised by {method}, which is not read here: take" in line
+        assert code == 4 and f"quantised by {method}, which cannot be read here: use" in line
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ BAD_PICKLES = {
     bomb: "compressed",
     cut_zip: "cut short",
     cut_zip_early: "cut short",
-    twice_in_zip: "two of one name",
+    twice_in_zip: "two with the same name",
     two_programs: "exactly one data.pkl",
     no_program: "exactly one data.pkl",
     lying_size: "",

@@ -91,6 +91,6 @@ def test_a_drive_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     gone = threading.Event()
     monkeypatch.setattr(source, "SECONDS", 0.05)
     monkeypatch.setattr(os, "scandir", lambda folder: gone.wait(600))
-    with pytest.raises(ModelError, match="does not answer"):
+    with pytest.raises(ModelError, match="does not respond"):
         LocalFolder(tmp_path).files()
     gone.set()

@@ -69,7 +69,7 @@ def test_no_picture_weight_is_held_or_counted(whole):
     assert read.info.memory_bytes == pytest.approx(read.info.estimated_bytes, rel=0.1)
     assert read.info.family == report.family
     assert not report.problems and report.is_here
-    said = f"of {model.config.model_type} the text part alone is read, for chats by text"
+    said = f"only the text part of {model.config.model_type} is loaded, for text chats"
     assert said in report.notes and said in read.info.notes
 
 

@@ -157,12 +157,14 @@ def test_every_option_reaches_the_request_and_the_settings(runner: Scripted, cap
         "--checkpoint c --backbone b --precision bf16 --device cuda:1 --max-context 64 --offline "
         "--drafter medusa --acceptance typical --temperature 0.5 --top-p 0.9 --top-k 7 "
         "--posterior-threshold 0.1 --posterior-alpha 0.2 --tree mc_sim_7b_63 --nodes 9 "
-        "--min-p 0.05 --max-new-tokens 5 --seed 3 --stop A --stop B"
+        "--min-p 0.05 --max-new-tokens 5 --seed 3 --stop A --stop B "
+        "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5"
     )
     assert main(["generate", "--prompt", "x", *options.split()]) == 0
     assert runner.request == LoadRequest(*("c", "b", "bf16", "cuda:1", 64, True, "mc_sim_7b_63", 9))
     expected = GenerationSettings(
-        *("medusa", "typical", 0.5, 0.9, 7, 0.05, 0.1, 0.2, "mc_sim_7b_63", 9, 5, 3, ("A", "B"))
+        *("medusa", "typical", 0.5, 0.9, 7, 0.05, 1.1, 0.5, -0.5, 0.1, 0.2, "mc_sim_7b_63", 9, 5),
+        *(3, ("A", "B")),
     )
     assert runner.asked[0][1] == expected
     assert os.environ["HF_HUB_OFFLINE"] == "1"

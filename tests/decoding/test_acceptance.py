@@ -18,6 +18,7 @@ from medusa_chat.decoding.acceptance import (
     filtered,
     gumbel,
     own_tokens,
+    scaled,
     thresholds,
     typical,
     typical_sampled,
@@ -311,8 +312,7 @@ def test_filters_leave_the_tokens_and_the_order_of_transformers(options, tempera
     )
     settings = GenerationSettings(temperature=temperature, **options)
     logits, wanted = torch.cat(told.logits), torch.cat(told.scores)
-    given = VerifyInput(draft_of(chain(0), [1]), logits, 0, settings, False)
-    ours = filtered(given.scores, settings)
+    ours = filtered(scaled(logits, settings), settings)
     assert torch.equal(ours.isfinite(), wanted.isfinite())
     assert torch.equal(ours.softmax(-1), wanted.softmax(-1))
     assert 0 < ours.isfinite().float().mean() < 1

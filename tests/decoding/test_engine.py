@@ -99,9 +99,11 @@ def test_rope_that_follows_the_length_is_chosen_once(kind, context):
     [
         *({"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.5}),
         *({"min_p": 0.2}, {"top_k": 9, "top_p": 0.9, "min_p": 0.1}),
+        *({"repetition_penalty": 2.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}),
+        {"repetition_penalty": 1.5, "presence_penalty": -1.0, "top_k": 9},
     ],
 )
-def test_seeded_sampling_of_what_filters_leave_equals_plain(options):
+def test_seeded_sampling_with_filters_and_penalties_equals_plain(options):
     engine = engine_of(tiny("llama"))
     for seed in range(5):
         plain = tokens(engine, temperature=1.2, seed=seed, **options)

@@ -274,7 +274,7 @@ def test_completions_take_texts_and_token_ids(client, session):
         ({"max_tokens": 0}, "max_tokens"),
         ({"seed": 1.5}, "seed"),
         ({"logit_bias": {"5": 10}}, "logit_bias"),
-        ({"presence_penalty": 1.0}, "penalties"),
+        ({"presence_penalty": 3}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"extra_body": {"drafter": "wizard"}}, "drafter"),

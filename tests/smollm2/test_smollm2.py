@@ -137,5 +137,5 @@ def test_one_click_downloads_the_model_switches_and_answers(tab, page):
     tab.get_by_role("tab", name="Models").click()
     first = tab.locator(".model").first
     first.locator(".model-loaded").wait_for()
-    assert "heads come with medusa-chat" in first.inner_text()
+    assert "heads ship with medusa-chat" in first.inner_text()
     assert BASE in first.inner_text()

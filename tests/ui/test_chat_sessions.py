@@ -104,7 +104,7 @@ def test_regenerate_keeps_the_earlier_version_and_sends_the_same(chat):
     chat.show_version(1, 1)
     assert chat.transcript.answers == {1: first} and chat.answer is first
     for wrong in (0, 3):
-        with pytest.raises(UsageError, match="not there any more"):
+        with pytest.raises(UsageError, match="no longer exists"):
             chat.show_version(1, wrong)
 
 

@@ -184,7 +184,7 @@ def test_the_model_whose_heads_ship_stands_first_and_is_one_with_its_backbone():
     groups = grouped(LoadChoices(), model_presets(), cached, [])
     first = groups.known[0]
     row = row_view("known", first, LoadChoices(), Machine())
-    said = "SmolLM2 135M: small and real, 269 MB, heads come with medusa-chat"
+    said = "SmolLM2 135M: small and real, 269 MB, heads ship with medusa-chat"
     assert row["title"] == said and row["ships"] and row["page"].endswith(base)
     assert groups.here == [] and row["delete"] == "Delete 269 MB"
     assert (

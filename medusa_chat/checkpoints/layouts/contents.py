@@ -26,7 +26,7 @@ from medusa_chat.gguf_files import choose_file, parts_of
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source holds. base: the backbone named for heads without one. adapter: the file of a
+    """What a source has. base: the backbone that heads without one name. adapter: the file of a
     LoRA adapter. notes: one sentence for each thing that is ignored."""
 
     name: str
@@ -45,7 +45,7 @@ class Contents:
 
     @property
     def refuses_backbone(self) -> str:
-        """Why it cannot take another backbone; empty where it can."""
+        """Why it cannot use another backbone; empty if it can."""
         if self.is_whole:
             return "holds its own backbone, trained together with its heads: omit --backbone"
         if self.heads is None and self.adapter is None and self.backbone is not None:
@@ -54,8 +54,8 @@ class Contents:
 
 
 def survey(source: Source) -> Contents:
-    """What a source and its subfolders hold: each config and header is read once, no weights.
-    Raises ModelError for broken heads."""
+    """The contents of a source and its subfolders. Reads each config and header once, and no
+    weights. Raises ModelError for broken heads."""
     heads, backbone, adapter = None, None, None
     config: Mapping[str, Any] = {}
     notes: list[str] = []
@@ -76,12 +76,12 @@ def survey(source: Source) -> Contents:
 
 
 def backbone_of(source: Source) -> BackboneFiles | None:
-    """The whole model in a source, without regard to heads."""
+    """The whole model in a source, ignoring heads."""
     return next(filter(None, (_backbone_in(folder, None) for folder in _folders(source))), None)
 
 
 def place_in(source: Path, files: BackboneFiles) -> Path:
-    """The subfolder of a model, or its GGUF file there (the first part of a split one)."""
+    """The path of a model: its subfolder, or its GGUF file (the first part of a split one)."""
     return source / files.folder / (files.files[0] if files.stored else "")
 
 
@@ -90,7 +90,7 @@ def _backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | Non
 
 
 def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | None) -> HeadsFile:
-    """The heads completed by their config and by an adapter beside them."""
+    """The heads with what their config and an adapter beside them add."""
     layout = heads.layout
     if heads.is_whole and has_medusa_config(config):
         layout = "H"
@@ -101,8 +101,7 @@ def _with_config(heads: HeadsFile, config: Mapping[str, Any], adapter: str | Non
 
 
 def _folders(source: Source) -> list[Folder]:
-    """The root, then its subfolders by name; of deeper folders only the one with the GGUF file that
-    is read."""
+    """The root, then its subfolders by name; deeper, only the folder of the chosen GGUF file."""
     sizes: dict[str, dict[str, int]] = {"": {}}
     deep = (choose_file(source.files())[0] or "").rpartition("/")[0]
     for path, size in source.files().items():
@@ -113,8 +112,8 @@ def _folders(source: Source) -> list[Folder]:
 
 
 def gguf_in(folder: Folder) -> BackboneFiles | None:
-    """The model in the source's GGUF file, if that is in this folder, else None. Its config comes
-    from the file; other files are ignored. Raises ModelError."""
+    """The model in the source's GGUF file, if it is in this folder, otherwise None. Its config
+    comes from the file; other files are ignored. Raises ModelError."""
     path, why = choose_file(folder.source.files())
     if path is None or path.rpartition("/")[0] != folder.folder:
         return None
@@ -142,16 +141,16 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
 
 
 REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
-# a network share, as Windows reads a name: opening one tells its host who the user is
+# a network share on Windows: opening one would reveal the user to its host
 SHARE = re.compile(r"[\\/]([\\/]|\?\?)")
-# where each tool writes it; the first that is there counts
+# the keys of various tools; the first that exists counts
 HEADS = ("medusa_num_heads", "num_medusa_heads", "num_heads")
 LAYERS = ("medusa_num_layers", "num_medusa_layers", "num_hidden_layers")
 
 
 def base_of(config: Mapping[str, Any]) -> str | None:
-    """The backbone that the config names, None for none ("N/A" counts as none, and so does a
-    network share, which only the user may name)."""
+    """The backbone that the config names; None for "N/A", and for a network share, which only the
+    user may name."""
     base = config.get("base_model_name_or_path")
     base = base.strip() if isinstance(base, str) else ""
     if base.lower() not in ("", "n/a", "none", "null") and not SHARE.match(base):
@@ -165,7 +164,7 @@ def disagreements(config: Mapping[str, Any], heads: HeadsFile) -> Iterator[str]:
     nested = _nested(config)
     is_model = nested is config and (heads.is_whole or config.get("model_type") != "medusa")
     for keys, count, what in ((HEADS, heads.heads, "heads"), (LAYERS, heads.layers, "layers")):
-        # a model's own config counts its own heads and layers under the plain names
+        # in a model's own config the plain keys count the model's heads and layers
         key = next((k for k in keys[: 2 if is_model else 3] if k in nested), None)
         if key is not None and nested[key] != count:
             yield f"config.json says {str(nested[key])[:20]} {what}, the file has {count}"

@@ -1,4 +1,4 @@
-"""Folder: one folder of a checkpoint; which of its weight files are heads, which a whole model."""
+"""Folder: a folder of a checkpoint; tells which of its weight files are heads or a whole model."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from medusa_chat.checkpoints.layouts.text_part import text_part
 from medusa_chat.errors import ModelError
 
 WEIGHTS = (".safetensors", ".pt", ".bin")
-# written by trainers beside a model, and nothing that decodes
+# files that trainers write beside a model, and that decoding does not need
 JUNK = re.compile(
     r"^(optimizer|scheduler|rng_state|scaler|training_args|trainer|consolidated|random_states)"
     r"|heads_accuracy"
@@ -57,7 +57,7 @@ class BackboneFiles:
 
 @dataclass
 class Folder:
-    """One folder of a source while it is surveyed. sizes: file -> bytes. notes: for the user."""
+    """One folder of a source while its contents are read. sizes: file -> bytes."""
 
     source: Source
     folder: str
@@ -70,14 +70,14 @@ class Folder:
         return f"{self.folder}/{file}" if self.folder else file
 
     def json(self, file: str) -> dict[str, Any]:
-        """A JSON object of this folder, read once; {} for a file that is not there."""
+        """A JSON object of this folder, read once; {} for a missing file."""
         if file not in self.sizes:
             return {}
         if file not in self._json:
             self._json[file] = read_json(self.source, self.path(file))
         return self._json[file]
 
-    def tell(self, note: str) -> None:
+    def add_note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
 
@@ -89,7 +89,7 @@ class Folder:
 
 
 def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None:
-    """The whole model in a folder: a config with a model_type and more weights than heads."""
+    """The whole model in a folder: a config with a model_type, and weights other than heads."""
     config = folder.json("config.json")
     if not isinstance(config.get("model_type"), str) or config["model_type"] == "medusa":
         return None
@@ -102,7 +102,7 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
         raise ModelError(_unnamed(folder, files[0]))
     refuse_odd_settings(folder.source, folder.folder, list(folder.sizes), config)
     text = text_part(config)
-    notes = (f"of {config['model_type']} the text part alone is read, for chats by text",)
+    notes = (f"only the text part of {config['model_type']} is loaded, for text chats",)
     if isinstance(folder.source, LocalFolder) and not missing:
         _refuse_weights(folder, files, text)
     return BackboneFiles(
@@ -117,16 +117,16 @@ def backbone_in(folder: Folder, heads: HeadsFile | None) -> BackboneFiles | None
 
 
 def _unnamed(folder: Folder, file: str) -> str:
-    """Why weights with neither an index nor a usual name are not read."""
+    """The error for weights with neither an index nor a usual name."""
     where, index = f"{folder.source.name}/{folder.path(file)}", "model.safetensors.index.json"
     if "-of-" in file:
-        return f"{where} is one of several files and {index} is missing: fetch it too"
+        return f"{where} is one of several files and {index} is missing: download it too"
     return f"{where} is not the name of a model's weights: rename it to model.safetensors"
 
 
 def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any]) -> None:
-    """Refuse weights that their headers show to be wrong. Those of a Hub repo are not read: a
-    download is checked against its size and hash."""
+    """Refuse weights whose headers do not fit the config. Those of a Hub repo are not read: a
+    download is checked by its size and hash."""
     header: dict[str, Entry] = {}
     for file in files:
         header |= folder.header(file)
@@ -140,8 +140,8 @@ def model_files(source: Source) -> tuple[str, ...]:
 
 
 def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:
-    """The model's weight files, those missing, and the index (tensor -> file) if any. Safetensors
-    come before pickles, and an index with all its files before a single file, which is then
+    """(the model's weight files, the missing ones, its index: tensor -> file, if any). Safetensors
+    are preferred to pickles, and an index with all its files to a single file, which is then
     something else. Other indexes belong to other programs (Mistral's "consolidated")."""
     for ending, stem in ((".safetensors", "model"), (".bin", "pytorch_model")):
         single, index = stem + ending, f"{stem}{ending}.index.json"
@@ -150,7 +150,9 @@ def _model_files(folder: Folder) -> tuple[list[str], list[str], dict[str, str]]:
         there = [file for file in files if folder.sizes.get(file, -1) > 0]
         if there and len(there) == len(files):
             if single in folder.sizes and single not in files:
-                folder.tell(f"{folder.path(single)} is not read: {index} names the model's files")
+                folder.add_note(
+                    f"{folder.path(single)} is not read: {index} names the model's files"
+                )
             return files, [], table
         if single in folder.sizes:
             return [single], [], {}
@@ -175,8 +177,8 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
 
 
 def heads_in(folder: Folder, has_model: bool = False) -> HeadsFile | None:
-    """The heads in one folder: in a file named for them, in the model's weights, or in any other
-    file. has_model: whether an earlier folder holds the model."""
+    """The heads in one folder: in a file named after them, in the model's weights, or in any other
+    file. has_model: whether an earlier folder has the model."""
     weights = [n for n in sorted(folder.sizes) if n.endswith(WEIGHTS) and not JUNK.search(n)]
     weights = [name for name in weights if name not in ADAPTERS]
     model, missing, table = _model_files(folder)
@@ -184,7 +186,7 @@ def heads_in(folder: Folder, has_model: bool = False) -> HeadsFile | None:
     if named:
         return _own_file(folder, named)
     if any(file in missing and _is_head(name) for name, file in table.items()):
-        return None  # the model is only half there, which its backbone says
+        return None  # the model is incomplete, which its backbone reports
     if model and (model_heads := _in_model(folder, model, table)):
         return model_heads
     rest = [n for n in weights if n not in model and not MODEL.match(n)]
@@ -202,7 +204,7 @@ def _own_file(folder: Folder, named: list[str]) -> HeadsFile:
 
 
 def _in_model(folder: Folder, files: list[str], table: Mapping[str, str]) -> HeadsFile | None:
-    """The heads among the weights of a model; None where there are none. With an index, only the
+    """The heads among the weights of a model; None if there are none. With an index, only the
     headers of files with heads are read."""
     if table:
         files = sorted({f for name, f in table.items() if _is_head(name) and f in files})
@@ -225,8 +227,8 @@ def _is_head(name: str) -> bool:
 
 
 def _other_file(folder: Folder, files: Iterable[str], has_model: bool) -> HeadsFile | None:
-    """Heads in a file of any other name. An unreadable file is ignored with a note where there is a
-    model, else refused."""
+    """Heads in a file of any other name. An unreadable file is ignored with a note if there is a
+    model, otherwise refused."""
     for file in files:
         try:
             header = folder.header(file)
@@ -260,7 +262,7 @@ def refuse_misfits(header: Mapping[str, Entry], config: Mapping[str, Any], where
         return
     starts = [name.removesuffix(EMBEDDINGS) for name in header if name.endswith(EMBEDDINGS)]
     if len(starts) != 1:
-        return  # several models in one; without any, the layers were counted
+        return  # several models in one, or none, whose layers were counted
     for name, shape in _expected(config):
         outer = name == "lm_head.weight"
         entry = _outer(header, name) if outer else header.get(starts[0] + name)

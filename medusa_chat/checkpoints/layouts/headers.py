@@ -1,9 +1,9 @@
-"""Headers: names, dtypes and shapes of the tensors in a weight file, bounds checked; no torch.
+"""Headers: names, dtypes and shapes of the tensors in a weight file, with bounds checks. No torch.
 
-safetensors checks only the header of a file that is complete on this disk, and huggingface_hub's
-own parser trusts shapes and offsets; here the header of a file on the Hub is checked before the
-download. A file of torch.save is a zip archive: data.pkl, a pickle that names the tensors
-(pickles.py), and one entry for each storage.
+safetensors checks only headers of complete files on disk, and huggingface_hub's parser trusts
+shapes and offsets; this one checks the header of a file on the Hub before the download. A file from
+torch.save is a zip archive: data.pkl, a pickle that names the tensors (pickles.py), and one entry
+for each storage.
 """
 
 import io
@@ -63,7 +63,7 @@ def read_header(source: Source, file: str) -> dict[str, Entry]:
 
 
 def first_bytes(source: Source, file: str) -> bytes:
-    """The first 64 bytes of a weight file. Raises ModelError for one that is missing, empty, or
+    """The first 64 bytes of a weight file. Raises ModelError for one that is missing, empty or
     something else under that name."""
     size = source.files().get(file, -1)
     where = f"{source.name}/{file}"
@@ -178,7 +178,7 @@ def _entries(archive: zipfile.ZipFile, size: int) -> tuple[dict[str, int], bytes
     entries = archive.infolist()
     names = [entry.filename for entry in entries]
     if len(entries) > MAX_ENTRIES or len(set(names)) != len(names):
-        raise Refusal("it has too many entries, or two of one name")
+        raise Refusal("it has too many entries, or two with the same name")
     if any(e.compress_type or e.flag_bits & 1 or e.compress_size != e.file_size for e in entries):
         raise Refusal("its entries are compressed, which torch.save never does")
     if sum(entry.file_size for entry in entries) > size:
@@ -195,7 +195,7 @@ def _entries(archive: zipfile.ZipFile, size: int) -> tuple[dict[str, int], bytes
 
 
 def _checked(name: str, tensor: tuple[Any, ...], storages: Mapping[str, int]) -> Entry:
-    """A tensor must lie dense and row by row inside its storage."""
+    """A tensor must be contiguous, in row-major order, and inside its storage."""
     label = repr(name[:80])
     storage, offset, shape, strides, dtype = tensor
     if not isinstance(storage, Storage) or not _are_counts((offset, *shape, *strides)):

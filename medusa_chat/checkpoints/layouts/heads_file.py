@@ -30,15 +30,15 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class HeadsFile:
-    """The heads of a checkpoint, before any value of theirs is read.
+    """The heads of a checkpoint, before any values are read.
 
-    is_whole: they are in the weights of their own backbone, which was trained further with them.
-    root: the heads read the root, the token that is certain when they draft.
-    tensors: canonical name -> (file, name in it). lm: "own" one for each,
-    "one" for all together, "shared" the backbone's. vocabulary: rows of the own LM heads, else
-    None; with is_truncated they are some tokens of a larger vocabulary, named by a token map.
-    bytes: on disk. base: the backbone that the config names. disagreements: one sentence for each
-    point where the config differs from the file; the file is right.
+    is_whole: they are in the weights of their own backbone, which was trained together with them.
+    root: the heads read the root, the token that is certain when they draft. tensors: canonical
+    name -> (file, name in it). lm: the LM head: "own" for each head, "one" for all heads together,
+    or "shared" with the backbone. vocabulary: rows of own LM heads, otherwise None; with
+    is_truncated they are a part of a larger vocabulary, listed in a token map. bytes: on disk.
+    base: the backbone that the config names. disagreements: one sentence for each difference
+    between config and file; the file counts.
     """
 
     layout: str
@@ -65,8 +65,8 @@ class HeadsFile:
         return LAYOUTS[self.layout]
 
     def first(self, heads: int) -> "HeadsFile":
-        """Only the first heads, for a tree of that depth; all of them when there are no more.
-        parameters and bytes are those of the heads kept."""
+        """Only the first `heads` heads, for a tree of that depth, or all if there are not more;
+        with their parameters and bytes."""
         if heads >= self.heads:
             return self
         kept = {n: place for n, place in self.tensors.items() if head_of(n) < heads}
@@ -210,7 +210,7 @@ Entries = Mapping[str, Entry]  # name -> tensor
 
 
 def read_heads(files: Mapping[str, Entries], where: str, whole: bool) -> HeadsFile:
-    """The heads made of the given tensors (file -> header). whole: they are in the weights of a
+    """The heads in these tensors (file -> header). whole: they are in the weights of a
     whole model. Raises ModelError, naming what is wrong."""
     header = {name: entry for entries in files.values() for name, entry in entries.items()}
     place = {name: file for file, entries in files.items() for name in entries}
@@ -255,7 +255,7 @@ def _refuse_numbers(entries: Entries, names: Mapping[str, str], where: str) -> N
 
 
 def _count(entries: Entries, where: str) -> tuple[int, int]:
-    """Number of heads and of layers; the same for every head, and without gaps."""
+    """(number of heads, number of layers). Raises ModelError for gaps and uneven heads."""
     layers: dict[int, set[int]] = {}
     for name in entries:
         if (head := head_of(name)) >= 0:
@@ -307,7 +307,7 @@ def _with_layers(name: str, layers: int, where: str) -> str:
 def _measure(
     entries: Entries, names: Mapping[str, str], heads: int, layers: int, where: str
 ) -> tuple[int, int | None]:
-    """Hidden size and rows of the LM heads; every tensor must have the shape they imply."""
+    """(hidden size, rows of the LM heads). Raises ModelError for tensors of other shapes."""
     roots = [name for name in entries if name.endswith(".root.weight")]
     if roots and len(roots) != heads:
         raise ModelError(
@@ -351,7 +351,7 @@ def _shape(name: str, hidden: int, rows: int | None) -> tuple[int | None, ...]:
 def _layout(
     style: str, header: Entries, entries: Entries, layers: int, whole: bool, file: str
 ) -> str:
-    """The letter of the layout; H and I are decided later, by the files beside it."""
+    """The letter of the layout; H and I are decided later, from the files beside it."""
     if style != "medusa":
         return "E" if style == "vllm" else "F"
     if whole:

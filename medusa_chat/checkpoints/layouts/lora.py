@@ -1,6 +1,6 @@
-"""LoRA: what a merge needs of an adapter's config, by an allow-list.
+"""LoRA: reads what a merge needs from an adapter's config, by an allow-list.
 
-Which modules it changes, and by what rank, its tensors tell.
+Which modules the adapter changes, and with what rank, follows from its tensors.
 """
 
 import re
@@ -14,31 +14,31 @@ CONFIG = "adapter_config.json"
 MAX_ALPHA = 1e6
 MAX_PATTERNS = 1000
 FLAGS = ("fan_in_fan_out", "use_rslora", "use_dora")
-# starts of training that leave the backbone as it is; the others subtract something from it
+# initialisations that leave the backbone unchanged; the others subtract something from it
 STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
-# what no merge of low ranks can express -> the plain word for it
+# options that a low-rank merge cannot express -> what an adapter with one has
 UNMERGED = {
     "modules_to_save": "modules saved whole",
     "layer_replication": "repeated layers",
     "trainable_token_indices": "single rows of embeddings",
-    "alora_invocation_tokens": "a start amid the text",
-    "target_parameters": "parameters that are no modules",
+    "alora_invocation_tokens": "an activation in the middle of the text",
+    "target_parameters": "parameters that are not modules",
     "use_qalora": "grouped inputs",
     "use_bdlora": "blocks of ranks",
     "arrow_config": "a router",
-    "kasa_config": "a backbone that is truncated",
+    "kasa_config": "a truncated backbone",
     "monteclora_config": "sampled weights",
     "ensure_weight_tying": "an adapter tied to another",
 }
-# a pattern of module names that is matched in no time: at most so many parts without an end, and
-# no repeated groups
+# limits of a pattern of module names, so that it matches quickly: unbounded repetitions, and no
+# repeated groups
 ENDLESS, MAX_ENDLESS, NESTED = re.compile(r"[*+{]"), 4, re.compile(r"\)\s*[*+{]")
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """alpha: by which the product is scaled, over its rank; alphas: pattern of a module's name ->
-    its own alpha, the first that fits. flags: names of FLAGS that are set."""
+    """alpha: the scale of the product is alpha over its rank. alphas: pattern of module names ->
+    their own alpha, the first match counts. flags: names of FLAGS that are set."""
 
     alpha: float
     alphas: Mapping[str, float]
@@ -46,8 +46,8 @@ class LoraSettings:
 
 
 def lora_settings(source: Source, path: str) -> LoraSettings:
-    """The settings of the adapter whose config lies at `path`. Raises ModelError for anything that
-    is no plain LoRA, with what it is."""
+    """The settings of the adapter whose config is at `path`. Raises ModelError for anything but a
+    plain LoRA, with what it has."""
     file = f"{source.name}/{path}"
     config = read_json(source, path)
     if (kind := config.get("peft_type")) != "LORA":
@@ -59,8 +59,8 @@ def lora_settings(source: Source, path: str) -> LoraSettings:
         odd.append(f"a backbone changed by {str(config['init_lora_weights'])[:40]}")
     if odd:
         raise ModelError(
-            f"{file} is not supported, for it has {' and '.join(odd)}: give a plain LoRA adapter, "
-            "or merge it"
+            f"{file} is not supported: it has {' and '.join(odd)}; give a plain LoRA adapter, or "
+            "merge it"
         )
     alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict) or len(alphas) > MAX_PATTERNS:
@@ -84,6 +84,6 @@ def _refuse_pattern(pattern: str, file: str) -> None:
         is_quick = False
     if len(pattern) > 500 or not is_quick:
         raise ModelError(
-            f"{file} has the pattern {pattern[:80]!r} in its alpha_pattern, which is too involved: "
-            "give names of modules, or merge the adapter"
+            f"{file} has the pattern {pattern[:80]!r} in its alpha_pattern, which is too complex: "
+            "use names of modules, or merge the adapter"
         )

@@ -1,7 +1,7 @@
-"""The tensors that a pickle lists, worked out without running it.
+"""Pickles: lists the tensors in a pickle without running it.
 
-A pickle is a program. The few operations that a dict of tensors needs are carried out here on
-plain values; a program that does anything else is refused. Nothing is imported or called.
+A pickle is a program. The few operations that a dict of tensors needs are interpreted here on plain
+values; a program with any other operation is refused. Nothing is imported or called.
 """
 
 import pickletools
@@ -48,7 +48,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Name:
-    """A class or function that the pickle names; never looked up."""
+    """A class or function that the pickle names; it is never looked up."""
 
     full: str
 
@@ -72,8 +72,8 @@ def tensors_of(program: bytes) -> dict[str, tuple[Any, ...]]:
 
 
 class _Machine:
-    """Carries out the operations of a pickle of tensors on plain values. Raises Refusal for
-    any other; whatever a broken program makes Python raise is caught by the caller."""
+    """Interprets the operations of a pickle of tensors on plain values. Raises Refusal for any
+    other operation, and for a broken program whatever Python raises."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -110,7 +110,7 @@ class _Machine:
             self._gather(name, argument)
 
     def _gather(self, name: str, argument: Any) -> None:
-        """The operations that make one value of several."""
+        """The operations that combine several values."""
         stack = self.stack
         if name in ("TUPLE1", "TUPLE2", "TUPLE3"):
             stack.append(tuple(self._pop(int(name[-1]))))
@@ -123,7 +123,7 @@ class _Machine:
             items = self._pop(2) if name == "SETITEM" else self._pop_to_mark()
             _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         elif name == "BUILD":
-            _expect(stack.pop(), dict)  # what state_dict() adds: versions of its modules
+            _expect(stack.pop(), dict)  # state_dict() adds the versions of its modules
             _expect(stack[-1], dict)
         elif name == "BINPERSID":
             stack.append(_storage(stack.pop()))
@@ -169,7 +169,7 @@ def _storage(identity: Any) -> Storage:
 
 
 def _reduced(called: Any, arguments: tuple[Any, ...]) -> Any:
-    """What a call gives: a dict, or a tensor as (storage, offset, shape, strides, dtype)."""
+    """The result of a call: a dict, or a tensor as (storage, offset, shape, strides, dtype)."""
     if not isinstance(called, Name):
         raise Refusal("its pickle calls something that is not a function")
     if called.full == DICT and arguments == ():

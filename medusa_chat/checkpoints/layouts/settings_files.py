@@ -1,4 +1,4 @@
-"""Refuses a model's settings files that would make another library fail or never finish."""
+"""Settings files: refuses values that would make another library fail or never finish."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -12,27 +12,26 @@ OBJECTS = (
     *("added_tokens.json", "tokenizer.json"),
 )
 MAX_TOKENIZER = 256_000_000  # bytes; the largest known has 35 MB
-MAX_COUNT = 2**48  # what memory has no room for is told as that
+MAX_COUNT = 2**48  # smaller counts may be refused for lack of memory
 COUNTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings"),
 )
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")  # not null
 OBJECTS_INSIDE = ("rope_parameters", "rope_scaling", "text_config", "quantization_config")
-MAX_EXPERTS = 1_000_000  # and numbers of one expert
+MAX_EXPERTS = 1_000_000  # also the largest width of an expert
 SHORTEST_CONTEXT = 16
-MAX_ENDS = 1000  # end tokens: each is looked for at every step
-MAX_ADDED = 100_000  # added tokens: reading them takes time by the square of their number
-MAX_GROWTH = 64  # how often longer a text may become by the replacements of a tokenizer
+MAX_ENDS = 1000  # end tokens: every step checks for each
+MAX_ADDED = 100_000  # added tokens: reading them takes quadratic time
+MAX_GROWTH = 64  # how many times longer a tokenizer's replacements may make a text
 MAX_STEPS = 1000  # of one normalizer or decoder
 
 
 def refuse_odd_settings(
     source: Source, folder: str, names: Sequence[str], config: Mapping[str, Any]
 ) -> None:
-    """Refuse wrong values in the settings files of a model's folder. names: the files that exist;
-    config: the content of config.json. In a Hub repo only that is checked. Raises ModelError, in
-    one line."""
+    """Refuse invalid values in the settings files of a model's folder. names: the files that exist;
+    config: the content of config.json, the only one checked in a Hub repo. Raises ModelError."""
     there = [name for name in OBJECTS if name in names]
     if not isinstance(source, LocalFolder):
         there = there[:1]
@@ -61,9 +60,9 @@ def _refuse(name: str, values: Mapping[str, Any], where: str) -> None:
 
 
 def refuse_odd_config(config: Mapping[str, Any], where: str) -> None:
-    """Refuse numbers out of range, and parts of a wrong type."""
+    """Refuse numbers that are out of range, and values of a wrong type."""
     inner = config.get("text_config") or {}
-    whole = config if inner else None  # its own numbers are not the text part's
+    whole = config if inner else None  # its own numbers are not those of the text part
     for part in (config, inner if isinstance(inner, dict) else {}):
         for key in OBJECTS_INSIDE:
             if not isinstance(part.get(key), dict | None):
@@ -147,7 +146,7 @@ def _steps(part: object, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """By what factor a step may lengthen a text: a Replace puts its content for every match."""
+    """The factor by which a step may lengthen a text: Replace inserts its content at each match."""
     if step.get("type") != "Replace":
         return 1.0
     content, pattern = step.get("content"), step.get("pattern")
@@ -158,7 +157,7 @@ def _growth(step: Mapping[str, Any]) -> float:
     return 1.0 + put  # a regular expression may match every character, and between them
 
 
-# methods of quantization_config that transformers reads by another package -> its module
+# quantisation methods that transformers reads with another package -> its module
 PACKAGES = {
     "gptq": "gptqmodel",
     "awq": "gptqmodel",
@@ -177,7 +176,7 @@ PACKAGES = {
 
 
 def refuse_unread(config: Mapping[str, Any], where: str) -> None:
-    """Raises ModelError for weights in a method that cannot be read here."""
+    """Raises ModelError for weights quantised by a method that cannot be read here."""
     quantisation = config.get("quantization_config") or {}
     method = quantisation.get("quant_method")
     if isinstance(config.get("quantization"), dict) and method is None:
@@ -185,8 +184,8 @@ def refuse_unread(config: Mapping[str, Any], where: str) -> None:
     elif not isinstance(method, str) or _is_there(PACKAGES.get(method)):
         return
     raise ModelError(
-        f"{where}: the weights are quantised by {method}, which is not read here: take the model "
-        "unquantised, or as a GGUF file"
+        f"{where}: the weights are quantised by {method}, which cannot be read here: use the model "
+        "without quantisation, or a GGUF file of it"
     )
 
 
@@ -195,5 +194,5 @@ def _is_there(package: str | None) -> bool:
         return True
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # of what is before the dot
+    except ModuleNotFoundError:  # of the parent package
         return False

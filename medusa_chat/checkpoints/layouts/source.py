@@ -1,4 +1,4 @@
-"""Source: the files of a checkpoint, read in small pieces; regular files only, with a time limit.
+"""Source: reads small pieces of a checkpoint's files; regular files only, with a time limit.
 
 Weights are never read through it.
 """
@@ -37,8 +37,8 @@ class Source(Protocol):
 
 class LocalFolder:
     """A folder on this disk with its readable subfolders (one level down; two where a subfolder
-    holds nothing but folders), or a single GGUF file in it with its parts (`only`). The files are
-    listed once."""
+    has only folders), or a single GGUF file in it with its parts (`only`). The files are listed
+    once."""
 
     def __init__(self, folder: Path, name: str | None = None, only: str | None = None) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ class LocalFolder:
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Its files and its readable folders (not lost+found), without hidden ones."""
+    """(its files, its readable folders), without hidden ones and lost+found."""
     entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     folders = [entry for entry in entries if _is_folder(entry)]
     readable = [Path(one.path) for one in folders if os.access(one.path, os.R_OK | os.X_OK)]
@@ -77,7 +77,7 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one; False for links in a circle."""
+    """Whether it is a folder or a link to one; False for circular links."""
     try:
         return entry.is_dir()
     except OSError:
@@ -132,8 +132,8 @@ def read_json(source: Source, file: str, most: int = MAX_JSON) -> dict[str, Any]
     return value
 
 
-SECONDS = 30.0  # for a folder's list or a small piece of a file: a disk may have to spin up first
-NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe opens, to be refused
+SECONDS = 30.0  # for listing a folder or reading a piece: a disk may have to spin up first
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # so that a pipe can be refused
 KERNELS = ("/proc", "/sys")
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ def read_piece(path: Path, start: int, length: int) -> bytes:
 
 def size_of(path: Path) -> int:
     """Bytes of a regular file, -1 for a broken link. Raises ModelError for a pipe, a device, a
-    socket or a file of /proc or /sys, on which another library would block or read forever."""
+    socket, or a file in /proc or /sys, which another library would read forever or block on."""
     try:
         status = path.stat()
     except OSError:
@@ -168,7 +168,7 @@ def size_of(path: Path) -> int:
 
 
 def _is_kernels(facts: os.stat_result) -> bool:
-    """Whether it is in /proc or /sys: regular by mode, but endless or blocking (/proc/kmsg)."""
+    """Whether it is in /proc or /sys: files there may be endless or block (/proc/kmsg)."""
     return any(os.path.ismount(one) and os.stat(one).st_dev == facts.st_dev for one in KERNELS)
 
 
@@ -177,7 +177,7 @@ def _irregular(path: Path) -> str:
 
 
 def in_time(act: Callable[[], T], path: Path) -> T:
-    """The value of act(), which uses `path`. Raises ModelError where it fails or takes more than
+    """The value of act(), which uses `path`. Raises ModelError if it fails or takes more than
     SECONDS, as on a disconnected network drive."""
     values: list[T] = []
     errors: list[Exception] = []
@@ -196,5 +196,5 @@ def in_time(act: Callable[[], T], path: Path) -> T:
             raise ModelError(f"{path} cannot be read ({error.strerror or error})") from error
         raise error
     if not values:
-        raise ModelError(f"{path} does not answer: is its drive still connected?")
+        raise ModelError(f"{path} does not respond: is its drive still connected?")
     return values[0]

@@ -1,13 +1,13 @@
-"""Text part: the language model inside a vision-language checkpoint, which is read alone."""
+"""Text part: the language model inside a vision-language checkpoint, which is loaded alone."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# text parts that are models of their own, though they are named after the whole
+# text parts that transformers has as models of their own, though they are named after the whole
 ALONE = ("gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text")
-# text parts -> the model with the same tensors. Its rotary angles are theirs too: they turn by
-# three positions, of time, height and width, which are one and the same for every token of a text
+# text parts -> the model with the same tensors. Its rotary angles are the same too: theirs use
+# three positions (time, height and width), which are equal for every text token
 TWINS = {
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -18,9 +18,9 @@ TWINS = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
-FIXED = {"qwen3_moe": {"norm_topk_prob": True}}  # what the text part does, whatever its config says
-BOTH_WAYS = ("paligemma",)  # families that attend a prompt both ways, which a cache cannot hold
-# what such configs leave out, for it is what their text part has by default
+FIXED = {"qwen3_moe": {"norm_topk_prob": True}}  # what the text part does whatever its config says
+BOTH_WAYS = ("paligemma",)  # families with bidirectional attention in prompts: no KV cache
+# values that such configs leave out, since they are the text part's defaults
 DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4v_text": {"rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
 }
-# names in the files -> the names that the text part has where it is a model of its own
+# names in the files -> names in the text part as a model of its own
 NAMES = {
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?!lm_head)": "model.",
     r"^(?:model\.)?language_model\.lm_head": "lm_head",
@@ -56,8 +56,8 @@ NAMES = {
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a vision-language model's config.json the part of its language model, as the config of
-    one alone; any other config, and that of a family which has no such part, as it is."""
+    """The config of the language model inside a vision-language model's config.json; any other
+    config, or that of a family without such a part, unchanged."""
     family, inner = str(config.get("model_type")), config.get("text_config")
     if not isinstance(inner, dict):  # Qwen2-VL's are flat
         is_flat = family in TWINS and "vision_config" in config
@@ -84,21 +84,21 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def name_of(module: str) -> str:
-    """The name in the text part of a module or a tensor of the whole."""
+    """The name in the text part of a module or tensor of the whole model."""
     for pattern, name in NAMES.items():
         module = re.sub(pattern, name, module)
     return module
 
 
 def _of_part(value: Any) -> Any:
-    """Where it is a list of modules, which were not quantised, their names in the text part."""
+    """A list of modules (that were not quantised) with their names in the text part."""
     if not isinstance(value, list):
         return value
     return [name_of(one) if isinstance(one, str) else one for one in value]
 
 
 def _plain(rope: Any) -> Any:
-    """Rotary parameters without what tells pictures apart."""
+    """Rotary parameters without those for image positions."""
     if not isinstance(rope, dict):
         return rope
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope")}

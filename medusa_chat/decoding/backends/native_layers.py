@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native_library import Linear, NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
@@ -118,3 +118,26 @@ def outputs_of(parts: Any, sizes: Sequence[int], width: int) -> list[Linear]:
         found.append(Linear(weights, None if bias is None else bias + 4 * at))
         at += size
     return found
+
+
+class PackedEmbedding(nn.Module):
+    """An embedding whose rows are those of a native linear's weight, in its place: the table is in
+    memory once, as it is multiplied. table: that linear; ids int64 [...] -> [..., d]."""
+
+    def __init__(self, table: NativeLinear, embedding: Any) -> None:
+        """embedding: the module that it takes the place of; its scale and its dtype are kept."""
+        super().__init__()
+        self.dtype = embedding.weight.dtype
+        scale = getattr(embedding, "embed_scale", None)
+        self.scale = 1.0 if scale is None else float(scale.to(self.dtype))
+        self.table = table
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids int64 [...] -> [..., d] in the embedding's dtype."""
+        rows: Tensor = self.rows(ids) * self.scale
+        return rows.to(self.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """ids int64 [...] -> the table's rows as they are, float32 [..., d]."""
+        rows = self.table.rows(ids.flatten())
+        return rows.view(*ids.shape, rows.shape[-1])

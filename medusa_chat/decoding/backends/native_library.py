@@ -59,7 +59,9 @@ class Decoder(Structure):
     _fields_ = [
         *_all(c_int64, "count hidden capacity vocabulary is_half"),
         *_all(c_float, "epsilon embedding_scale"),
-        *_all(c_void_p, "embedding norm"),
+        ("embedding", c_void_p),
+        ("table", Weights),
+        ("norm", c_void_p),
         ("layers", POINTER(Layer)),
     ]
 
@@ -76,19 +78,24 @@ class Pass(Structure):
 
 
 class Draw(Structure):
-    """The largest of each row of scores, with noise: kernels/rows.h."""
+    """A sample of each row of scores: kernels/draw.h."""
 
     _fields_ = [
-        *_all(c_void_p, "scores depths places seeds noise gaps tokens"),
+        *_all(c_void_p, "scores depths places seeds work tokens unsure"),
         ("seed", c_uint64),
-        *_all(c_int64, "rows size place deepest"),
+        *_all(c_int64, "rows size place top_k"),
+        *_all(c_float, "scale top_p min_p"),
     ]
 
 
 class Sums(Structure):
     """Sums over rows of scores: kernels/rows.h."""
 
-    _fields_ = [*_all(c_void_p, "scores sums entropies"), *_all(c_int64, "rows size")]
+    _fields_ = [
+        *_all(c_void_p, "scores sums entropies"),
+        *_all(c_int64, "rows size"),
+        ("scale", c_float),
+    ]
 
 
 class Guesses(Structure):
@@ -128,6 +135,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, t
     "head_states": (None, POINTER(HeadStates), c_int64),
     "head_guesses": (None, POINTER(HeadGuesses), c_int64),
     "draw": (None, POINTER(Draw), c_int64),
+    "draw_work": (c_int64, c_int64),
+    "guesses": (None, POINTER(Guesses), c_int64),
     "row_sums": (None, POINTER(Sums), c_int64),
     "work_size": (c_int64, POINTER(Decoder), c_int64, c_int64, c_int64),
 }

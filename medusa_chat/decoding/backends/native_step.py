@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat.decoding.acceptance import Position, Rows
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_library as structs
-from medusa_chat.decoding.backends.native_layers import outputs_of
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding, outputs_of
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
+from medusa_chat.decoding.backends.native_rows import NativeRows
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
     INPUTS,
@@ -50,8 +50,6 @@ from medusa_chat.decoding.step import TorchStep
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
 LINEARS = ("query", "key", "value", "out", "gate", "up", "down")  # of kernels/pass.h, in order
 GATES = ("silu", "gelu")  # in the order of kernels/pass.h
-FEW = 2**16  # numbers that one thread reads as fast as several that wait for each other
-NEAR = 1e-4  # a tie as near as this, as a share of the largest score too, is torch's to decide
 
 
 class Passes:
@@ -111,7 +109,8 @@ class NativeDecoder(nn.Module):
         self.library = library
         stock = twin.stock
         self._capacity = layers[0].get_max_length()
-        embedding = stock.embed_tokens.weight
+        embedding, keys = stock.embed_tokens, layers[0].keys
+        is_packed = isinstance(embedding, PackedEmbedding)
         self._kept: list[Tensor] = []
         self._angles: dict[str | None, tuple[int, int, int]] = {}
         self._layers = (structs.Layer * len(layers))()
@@ -119,13 +118,14 @@ class NativeDecoder(nn.Module):
             self._fill(layer, kv, out, stock.rotary_emb)
         self.structure = structs.Decoder(
             len(layers),
-            embedding.shape[1],
+            embedding.table.ins if is_packed else embedding.weight.shape[1],
             self._capacity,
-            len(embedding),
-            embedding.dtype == torch.bfloat16,
+            embedding.table.outs if is_packed else len(embedding.weight),
+            keys.dtype == torch.bfloat16,
             stock.norm.eps,
             embedding_scale(stock),
-            embedding.data_ptr(),
+            None if is_packed else embedding.weight.data_ptr(),
+            embedding.table.weights if is_packed else Weights(),
             self._norm(stock.norm),
             self._layers,
         )
@@ -277,76 +277,6 @@ class NativeTexts:
         job.texts = slots.data_ptr()
         places = places.contiguous()
         return self._passes.run(tokens, places.data_ptr(), int(places.max()) + 1)
-
-
-class NativeRows(Rows):
-    """Rows in C. Samples are torch's: the noise in rows.c equals acceptance.gumbel's but for the
-    last digits, so where two scores are nearly tied, torch draws (test_native_rows.py compares
-    them). Sums are torch's to rounding."""
-
-    def __init__(self, library: NativeLibrary) -> None:
-        self._library, self._noise = library, torch.empty(0)
-
-    def largest(self, scores: Tensor) -> Tensor:
-        """Rows.largest: scores [n, V] of any floating dtype -> int64 [n]."""
-        return self._drawn(scores.float().contiguous())[0]
-
-    def draw(
-        self, scores: Tensor, depths: Tensor, deepest: int, place: Position, seed: int | Tensor
-    ) -> Tensor:
-        """Rows.draw: scores [n, V] of any floating dtype, depths int64 [n] -> int64 [n]."""
-        if not isinstance(place, int) or not isinstance(seed, int):
-            return super().draw(scores, depths, deepest, place, seed)
-        scores = scores.float().contiguous()
-        job = structs.Draw(depths=depths.data_ptr(), seed=seed, place=place, deepest=deepest)
-        tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
-        limit = NEAR * max(1.0, abs(float(scores.max())))
-        if float(gaps.min()) > limit:
-            return tokens
-        return super().draw(scores, depths, deepest, place, seed)
-
-    def draw_each(self, scores: Tensor, places: Tensor, seeds: Tensor) -> Tensor:
-        """`draw` of rows of different texts, scores [n, V]: row i by seed i at place i of its text,
-        int64 [n] each -> tokens int64 [n]; the largest where the place is under 0."""
-        scores, depths = scores.float().contiguous(), torch.arange(len(scores))
-        job = structs.Draw(
-            None, *(t.data_ptr() for t in (depths, places, seeds)), deepest=len(scores) - 1
-        )
-        tokens, gaps = self._drawn(scores, self._with_noise(job, scores.shape[1]))
-        limits = NEAR * scores.amax(-1).abs().clamp(min=1.0)
-        for row in ((gaps <= limits) & (places >= 0)).nonzero()[:, 0].tolist():
-            one, place, seed = scores[row : row + 1], int(places[row]), int(seeds[row])
-            tokens[row] = super().draw(one, depths[:1], 0, place, seed)[0]
-        return tokens
-
-    def _with_noise(self, job: structs.Draw, size: int) -> structs.Draw:
-        """`job` with memory for the noise of every depth, `size` numbers each."""
-        needed = (job.deepest + 1) * size
-        if self._noise.numel() < needed:
-            self._noise = torch.empty(needed)
-        job.noise = self._noise.data_ptr()
-        return job
-
-    def _drawn(self, scores: Tensor, job: structs.Draw | None = None) -> tuple[Tensor, Tensor]:
-        job = job or structs.Draw()
-        rows = scores.shape[0]
-        tokens, gaps = torch.empty(rows, dtype=torch.long), torch.empty(rows)
-        job.scores, job.tokens, job.gaps = (t.data_ptr() for t in (scores, tokens, gaps))
-        job.rows, job.size = rows, scores.shape[1]
-        self._library.c.draw(byref(job), self._count(scores))
-        return tokens, gaps
-
-    def sums(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows.sums: scores [n, V] of any floating dtype -> float32 [n] twice."""
-        scores = scores.float().contiguous()
-        sums, entropies = (torch.empty(scores.shape[0]) for _ in range(2))
-        job = structs.Sums(scores.data_ptr(), sums.data_ptr(), entropies.data_ptr(), *scores.shape)
-        self._library.c.row_sums(byref(job), self._count(scores))
-        return sums, entropies
-
-    def _count(self, scores: Tensor) -> int:
-        """How many threads read scores [n, V]."""
-        return self._library.threads if scores.numel() > FEW else 1
 
 
 class NativeHeads(nn.Module):
@@ -505,7 +435,7 @@ def attach(
 def pack_lm_head(model: Any, library: NativeLibrary, storage: WeightStorage) -> None:
     """Replace the LM head of a model by a NativeLinear."""
     head = model.get_output_embeddings()
-    is_tied = head.weight is model.get_input_embeddings().weight
+    is_tied = head.weight is getattr(model.get_input_embeddings(), "weight", None)
     place = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
     packed = NativeLinear(head, library, storage(place, head.weight.detach()))
     model.set_output_embeddings(packed)

@@ -184,15 +184,8 @@ def pack_rows(
             panels = torch.zeros(size, dtype=torch.uint8)
             weights = Weights(panels.data_ptr(), piece.kind)
         data = piece.data.contiguous()
-        library.c.pack(
-            piece.kind,
-            data.data_ptr(),
-            panels.data_ptr(),
-            at,
-            piece.outs,
-            piece.ins,
-            library.threads,
-        )
+        places = data.data_ptr(), panels.data_ptr()
+        library.c.pack(piece.kind, *places, at, piece.outs, piece.ins, library.threads)
         at += piece.outs
     return weights, panels
 

@@ -22,7 +22,7 @@ HEADER = "x-medusa-post"  # program, tab, number of what it posts; of an answer,
 MAX_TABS = 200  # whose last answer is kept
 MAX_KEPT = 16 * 1024 * 1024  # bytes of all that are kept, but for the newest
 OTHER_PROGRAM = "another medusa-chat runs here now: load the page again"
-LATE = "this was posted again and answered before"
+LATE = "this was already posted and answered"
 
 
 class Post(NamedTuple):

@@ -24,7 +24,7 @@ MAX_ENDED = 10_000  # names of tabs that are remembered
 CLOSED_SECONDS = 120.0  # that a tab is kept whose connection has ended: a link may break
 IDLE_SECONDS = 3600.0  # the same without an end: a hidden tab gives a sign once a minute
 ANOTHERS = "this tab is another visitor's: load the page again"
-ENDED = "this tab was left for too long: load the page again"
+ENDED = "this tab was idle for too long: load the page again"
 TOO_MANY = "Too many tabs of this page are open: close one, or come again in some minutes."
 MISNAMED = f"a tab's name has at most {MAX_NAME} characters: load the page again"
 

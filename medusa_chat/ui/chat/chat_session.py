@@ -19,8 +19,8 @@ from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.inputs import Inputs
 
 BUSY = "An answer is still running: stop it, or wait for its end."
-GONE = "this message is not there any more"
-TOO_LONG = "this conversation is as long as a guest's may be: begin a new chat"
+GONE = "this message no longer exists"
+TOO_LONG = "this conversation has reached the limit for guests: start a new chat"
 MAX_PENDING = 8
 NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
 

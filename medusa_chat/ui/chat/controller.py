@@ -59,7 +59,7 @@ class ChatController(ConversationEvents):
         except IndexError:
             return self._view(tab)
         if row.kind != "text":
-            gr.Info("Only what was said can be edited.")
+            gr.Info("Only messages can be edited.")
             return self._view(tab)
         return self._do(tab, lambda chat: chat.edit(row, self._at_pace(tab, inputs)))
 
@@ -128,7 +128,7 @@ class ChatController(ConversationEvents):
         if answer is None or chat.is_running:
             return gr.skip()
         if not self.sessions.recall(chat, answer):
-            gr.Info("The steps of this answer are not kept any more.")
+            gr.Info("The steps of this answer are no longer stored.")
             return gr.skip()
         tab.chosen_answer = answer
         return self._panel(tab)

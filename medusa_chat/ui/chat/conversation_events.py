@@ -94,7 +94,7 @@ class ConversationEvents(ChatViewer):
         """Bring a deleted conversation back, and show it where nothing else is shown."""
         chat = self.list.restore(tab.scope, self._posted(event).id)
         if chat is None:
-            gr.Warning("This conversation cannot be brought back any more.")
+            gr.Warning("This conversation can no longer be restored.")
         elif self.session_of(tab).is_empty:
             self._turn(tab, chat)
         return self._view(tab)

@@ -120,7 +120,7 @@ def _of_export(entries: Sequence[object], trees: Sequence[str]) -> ReadFile:
             left_out.append(f"{name} ({error})")
     read = ReadFile(conversations, left_out)
     if not conversations:
-        raise UsageError(read.left_out_line or "nothing is said in it")
+        raise UsageError(read.left_out_line or "it has no messages")
     return _few(read)
 
 
@@ -172,7 +172,7 @@ def _values(data: bytes) -> Any:
     try:
         return _PatientDecoder().decode(data.decode(json.detect_encoding(data), "surrogatepass"))
     except (ValueError, RecursionError):
-        raise UsageError("it is no JSON that can be read") from None
+        raise UsageError("it is not valid JSON") from None
 
 
 def _conversation(values: object, trees: Sequence[str]) -> tuple[str, StoredConversation]:

@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
 }
 HINTS = {
     "drafter": "what proposes tokens; auto: the Medusa heads, if any, and the text itself",
-    "acceptance": "which of the proposed tokens are taken",
+    "acceptance": "which of the proposed tokens are accepted",
     "temperature": "0: always the most likely token",
     "top_p": "samples from the most likely tokens that make up this share; 1: all",
     "top_k": "samples from this many of the most likely tokens; 0: all",

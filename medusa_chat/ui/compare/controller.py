@@ -22,7 +22,7 @@ from medusa_chat.ui.page.tree_view import to_line
 
 POLL_SECONDS = 0.25  # seldom: what the page draws would take time from what is measured
 GONE_SECONDS = 90.0  # that nobody looked: a hidden page is woken once a minute
-STOPPED = "stopped: a comparison needs both answers whole"
+STOPPED = "stopped: a comparison needs two finished answers"
 
 
 @dataclass
@@ -96,7 +96,7 @@ class CompareController:
     def prefill(self, said: str) -> Any:
         """The prompt box with what was said last in the chat; as it was when nothing was."""
         if not said.strip():
-            gr.Info("Nothing was said in the chat yet.")
+            gr.Info("The chat has no messages yet.")
             return gr.skip()
         return said
 

@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def ships(self) -> bool:
-        """Whether its heads come with medusa-chat, for a base on the Hub."""
+        """Whether its heads ship with medusa-chat, for a base on the Hub."""
         return self.preset is not None and self.preset.ships is not None
 
     @property

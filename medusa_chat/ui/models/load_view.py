@@ -53,7 +53,7 @@ def progress_card(
             progress.error if name in progress.error else f"{name}: {progress.error}"
         )
     elif progress.stage == "done":
-        view["text"] = f"{name} is loaded. The conversation goes on with it."
+        view["text"] = f"{name} is loaded. The conversation continues with it."
     return view
 
 

@@ -105,7 +105,7 @@ class ModelCatalog:
             try:
                 self._keep(key, self.look_up(key, self.is_online(), self.target))
             except Exception as error:  # shown in its row; the others are looked at all the same
-                self._keep(key, Detail(error=f"it cannot be looked at: {first_line(error)}"))
+                self._keep(key, Detail(error=f"it cannot be inspected: {first_line(error)}"))
             finally:
                 with self._lock:
                     self._busy.discard(key)

@@ -71,7 +71,7 @@ def _title(entry: Entry) -> str:
         return Path(entry.id).name
     if entry.preset is not None and entry.ships:
         size = gb(entry.preset.base_bytes or 0)
-        return f"{entry.preset.title}, {size}, heads come with medusa-chat"
+        return f"{entry.preset.title}, {size}, heads ship with medusa-chat"
     return entry.preset.title if entry.preset else ""
 
 
@@ -195,8 +195,7 @@ def _deletion(entry: Entry, freed: int) -> str:
     cached = entry.cached
     if cached is None:
         return (
-            f"Delete what was made of {entry.id} here? It frees {gb(freed)}; the model itself "
-            "stays."
+            f"Delete the copies made of {entry.id}? It frees {gb(freed)}; the model itself stays."
         )
     base = "" if cached.has_heads or not cached.whole else " Heads may need it as their base."
     half = "" if cached.whole else " The download is incomplete; loading it continues the download."

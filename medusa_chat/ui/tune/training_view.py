@@ -49,11 +49,11 @@ def state_text(run: Run, is_running: bool, steps: Sequence[Any], is_guest: bool 
         if reason == "done":
             return "Finished: the checkpoint is written."
         if reason == "stopped":
-            return "Stopped. The same command with --resume goes on."
+            return "Stopped. The same command with --resume continues it."
         said = "" if is_guest else str(ended.get("message", ""))
         return f"Failed{f': {said}' if said else ''}."
     if not is_running:
-        return "Its process is gone without a word. The same command with --resume goes on."
+        return "Its process ended unexpectedly. The same command with --resume continues it."
     if steps:
         last = steps[-1]
         return f"Step {last['step']:,} of {last['steps']:,}, loss {last['loss']:.3f}."

@@ -13,7 +13,7 @@ from medusa_chat.ui.tune.curves import costs_view, speedup_view, token_curves
 EMPTY = {
     "empty": "No model is loaded. Choose one in the Models tab: its heads, its tree and what they "
     "cost on this machine are shown here.",
-    "failed": "No model is loaded: the last one could not be. The Models tab says why.",
+    "failed": "No model is loaded: the last load failed. The Models tab says why.",
     "loading": "The model is being loaded. Its heads and its tree are shown here as soon as it is.",
 }
 PUBLISHED = "The published tree mc_sim_7b_63"
@@ -56,12 +56,12 @@ def table_view(facts: TreeFacts, is_guest: bool = False) -> dict[str, Any]:
 def _note(facts: TreeFacts, is_guest: bool) -> str:
     if not facts.is_calibrated:
         return (
-            "These heads were never measured: taken are the accuracies published for the first "
-            "Medusa heads (7B). `medusa-chat calibrate` measures these ones."
+            "These heads were never measured, so the accuracies published for the first Medusa "
+            "heads (7B) are used. `medusa-chat calibrate` measures these heads."
         )
     what = facts.measured_on if facts.measured_on and not is_guest else "Held-out answers"
     places = f", {facts.positions:,} positions" if facts.positions else ""
-    return f"{what}{places}: how often each prediction of each head, alone, was the token."
+    return f"{what}{places}: how often each single prediction of each head was right."
 
 
 # ---- the tree ----

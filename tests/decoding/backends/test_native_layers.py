@@ -1,5 +1,6 @@
 """What a description of a layer says, and C does: windows, taps, a wider input, packed linears."""
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,15 @@ from support.native_engines import lay_out, made_native, native_engine
 from torch.nn import functional as F
 
 from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeDecoder
-from medusa_chat.decoding.backends.native_weights import NativeLinear, Quantised, quantise_linears
+from medusa_chat.decoding.backends.native_weights import (
+    UNCHANGED,
+    NativeLinear,
+    Quantised,
+    quantise_linears,
+)
 from medusa_chat.decoding.backends.replacements import wrap
 from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.fused_layers import FusedDecoder
@@ -169,3 +176,30 @@ def test_layers_whose_linears_are_packed_already_are_taken_as_they_are(library, 
         made.append(made_native(engine_of(model), library))
     settings = {"max_new_tokens": 30, "temperature": 0.8}
     assert tokens(made[0], **settings) == tokens(made[1], **settings)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("keep", [UNCHANGED, Quantised(8)])
+def test_an_embedding_may_be_the_rows_of_the_packed_lm_head(library, family, keep):
+    """Scaled as the family has it; with the numbers of the linear, whose values are rounded."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "tie_word_embeddings": True}
+    model = tiny(family, **sizes).bfloat16()
+    head, embedding = model.lm_head, model.model.embed_tokens
+    table = NativeLinear(head, NativeLibrary(library, 1), keep("lm_head.weight", head.weight))
+    packed = PackedEmbedding(table, embedding)
+    ids = torch.arange(VOCABULARY).view(2, -1)
+    difference = (packed(ids).float() - embedding(ids).float()).abs().max()
+    assert packed(ids).dtype == torch.bfloat16
+    assert difference <= (0 if keep is UNCHANGED else 0.02 * embedding(ids).abs().max())
+    with torch.no_grad():  # both then have the numbers of the table
+        head.weight.copy_(packed.rows(torch.arange(VOCABULARY)))
+    found = []
+    for is_packed in (False, True):
+        own = deepcopy(model)
+        if is_packed:
+            own.set_input_embeddings(packed)
+        lay_out(own, library)
+        backbone = made_native(engine_of(own), library, 2).backbone
+        found.append(backbone.run_chunk(torch.arange(20) * 7 % VOCABULARY))
+    limit = 0.1 * found[0].abs().max() if isinstance(keep, Quantised) else 0
+    assert (found[0] - found[1]).abs().max() <= limit

@@ -88,7 +88,7 @@ def test_a_training_is_watched_and_stopped(tab, tmp_path, monkeypatch):
         while not log.wants_stop():
             drawn_frames(tab)
         log.stopped()
-    says(tab, ".train-block", "Stopped. The same command with --resume goes on.")
+    says(tab, ".train-block", "Stopped. The same command with --resume continues it.")
 
 
 def test_it_fits_a_phone_and_is_accessible_in_the_dark(tab):

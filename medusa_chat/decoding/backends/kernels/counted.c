@@ -6,9 +6,7 @@
 
 #include <string.h>
 
-#include "dot.h"
-#include "packed.h"
-#include "team.h"
+#include "reading.h"
 
 #if WIDTH > LANES
 #define MOST_ROWS 8 /* whose sums stay in registers beside the numbers that they share */
@@ -17,33 +15,28 @@
 #endif
 #define LARGEST 127.0f
 
-/* Of 32 inputs of a row: the scale of its numbers, their sum times it, and less the numbers' sums: of
-   all, and of the first 16. */
+/* 32 inputs of a row, a line of the cache or two: numbers, their scale, their sum times it, of all and of
+   each half, and less the numbers' sums. */
 typedef struct {
-    float scale, total;
-    int32_t less, less_half;
-} Counted;
+    int8_t numbers[STEP];
+    float scale, total, totals[2];
+    int32_t less, lesses[2], unused;
+#if defined(PAIRED_DOT)
+    int16_t pairs[STEP]; /* of every four numbers first the even ones */
+#endif
+} Line;
 
-static size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+static ptrdiff_t lines_of(const Product *p) { return (ptrdiff_t)p->rows * (p->ins / STEP); }
 
-static size_t counted_bytes(const Product *p) {
-    return whole_lines((size_t)p->rows * (size_t)(p->ins / STEP) * sizeof(Counted));
-}
-
-/* Behind x: what belongs to its steps, and a panel's outputs [rows, PANEL]. */
-static Counted *counted_at(const Product *p) {
-    return (Counted *)((char *)p->x + whole_lines((size_t)p->rows * (size_t)p->ins));
-}
-static float *outputs_at(const Product *p) {
-    return (float *)((char *)counted_at(p) + counted_bytes(p));
-}
+/* Behind x: a panel's outputs [rows, PANEL]. */
+static float *outputs_at(const Product *p) { return (float *)((Line *)p->x + lines_of(p)); }
 
 size_t counted_room(const Product *p) {
-    return 64 + counted_bytes(p) + (size_t)p->rows * PANEL * 4;
+    return (size_t)lines_of(p) * sizeof(Line) + (size_t)p->rows * PANEL * 4;
 }
 
 /* 32 inputs to whole numbers. What is no number makes the scale none. */
-static Counted count_step(const float *x, int8_t *to) {
+static void count_line(const float *x, Line *to) {
     typedef int8_t few __attribute__((vector_size(LANES), aligned(1), may_alias));
     vec most = all(0.0f), sizes = all(0.0f), sums[2] = {all(0.0f), all(0.0f)};
     for (int k = 0; k < STEP; k += LANES) {
@@ -53,22 +46,29 @@ static Counted count_step(const float *x, int8_t *to) {
     }
     const float high = highest(most);
     const float inverse = high > 0x1p-100f ? LARGEST / high : 0.0f;
+    const float scale = high / LARGEST + (total(sizes) - total(sizes)); /* inf - inf is no number */
     for (int k = 0; k < STEP; k += LANES) {
         const vec near = nearest(load(x + k) * inverse);
-        *(few *)(to + k) = __builtin_convertvector(__builtin_convertvector(near, ints), few);
+        const ints whole = __builtin_convertvector(near, ints);
+        *(few *)(to->numbers + k) = __builtin_convertvector(whole, few);
         sums[k / (STEP / 2)] += near;
     }
-    const float scale = high / LARGEST + (total(sizes) - total(sizes)); /* inf - inf is no number */
-    const float first = total(sums[0]), whole = first + total(sums[1]);
-    if (scale != scale) return (Counted){scale, scale, 0, 0};
-    return (Counted){scale, whole * scale, -(int32_t)whole, -(int32_t)first};
+#if defined(PAIRED_DOT)
+    for (int k = 0; k < STEP; k++) to->pairs[k] = to->numbers[k / 4 * 4 + k % 2 * 2 + k % 4 / 2];
+#endif
+    to->scale = scale;
+    for (int h = 0; h < 2; h++) {
+        const float sum = total(sums[h]);
+        to->totals[h] = sum * scale;
+        to->lesses[h] = scale == scale ? -(int32_t)sum : 0;
+    }
+    to->total = total(sums[0] + sums[1]) * scale;
+    to->less = to->lesses[0] + to->lesses[1];
 }
 
 void round_counted(const Product *p, const float *x) {
-    const int count = p->rows * (p->ins / STEP);
-    Counted *counted = counted_at(p);
-    int8_t *to = (int8_t *)p->x;
-    for (int b = 0; b < count; b++, x += STEP, to += STEP) counted[b] = count_step(x, to);
+    Line *to = (Line *)p->x;
+    for (ptrdiff_t i = 0; i < lines_of(p); i++) count_line(x + i * STEP, to + i);
 }
 
 /* How the numbers of a step are summed: of 32 inputs at once or of 16 and 16, `run` words of them
@@ -79,133 +79,208 @@ typedef struct {
 } Way;
 
 #define EACH _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-#define BOTH _Pragma("GCC unroll 2") for (int v = 0; v < 2; v++)
+#define OUTS _Pragma("GCC unroll 2") for (int v = 0; v < vectors; v++)
 
-/* `count` words from w on. */
-INLINE void add_words(wide_ints *sums, wide_ints (*w)[VECTORS], const int32_t *x, ptrdiff_t stride,
-                      int count, int run, int rows) {
+/* What stands before the sums of rows over the words of a step's half, or of all (h < 0). */
+INLINE wide_ints begun(const Line *x, int h, int shift, Way way) {
+    if (way.has_floor || (way.run == 0 && SIGN == 0)) return all_ints(0);
+    return all_ints(h < 0 ? x->less : x->lesses[h]) << shift;
+}
+
+/* The sums of rows over a step of x, or over its half h: of `vectors` of outputs, whose words are at
+   w, `next` vectors from one to the next. */
+INLINE void add_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const Line *x,
+                      ptrdiff_t apart, int h, int shift, int rows, int vectors, Way way) {
+    const int count = h < 0 ? STEP / 4 : STEP / 8, from = h > 0 ? count : 0;
+    w += from * next;
+#define WORD(R, G) all_ints(((const int32_t *)x[(R) * apart].numbers)[from + (G)])
 #if defined(PAIRED_DOT)
-    const int step = run ? run : 1;
-    _Pragma("GCC unroll 8") for (int g = 0; g < count; g += step) {
-        wide_ints pairs[2 * MOST_ROWS];
-        _Pragma("GCC unroll 8") for (int i = 0; i < step; i++) {
-            wide_ints low = w[g + i][0], high = w[g + i][1];
-            HOLD(low);
-            HOLD(high);
-            const wide_ints sizes[2] = {run ? low : size_of(low), run ? high : size_of(high)};
-            EACH {
-                const wide_ints ours = all_ints(x[r * stride + g + i]);
-                BOTH {
-                    const wide_ints by = run ? ours : with_sign(ours, v ? high : low);
-                    const wide_ints found = pairs_of(sizes[v], by);
-                    pairs[2 * r + v] = i ? plus_pairs(pairs[2 * r + v], found) : found;
-                    HOLD(pairs[2 * r + v]);
-                }
-            }
+    const int run = way.run;
+    _Pragma("GCC unroll 8") for (int g = 0; g < count && !run; g++) {
+        typedef int16_t pairs __attribute__((vector_size(4 * WIDTH)));
+        wide_ints even[2], odd[2];
+        OUTS {
+            const pairs both = (pairs)w[g * next + v];
+            even[v] = (wide_ints)(both << 8 >> 8), odd[v] = (wide_ints)(both >> 8);
+            HOLD(even[v]);
+            HOLD(odd[v]);
         }
-        EACH BOTH sums[2 * r + v] = plus_both(sums[2 * r + v], pairs[2 * r + v]);
-    }
-#else
-    (void)run;
-    _Pragma("GCC unroll 8") for (int g = 0; g < count; g++) {
-        wide_ints low = w[g][0], high = w[g][1];
-        HOLD(low);
-        HOLD(high);
         EACH {
-            const wide_ints ours = all_ints(x[r * stride + g]);
-            sums[2 * r] = dot(sums[2 * r], low, ours);
-            sums[2 * r + 1] = dot(sums[2 * r + 1], high, ours);
-            HOLD(sums[2 * r]);
-            HOLD(sums[2 * r + 1]);
+            const int32_t *by = (const int32_t *)x[r * apart].pairs + 2 * g;
+            const wide_ints low = all_ints(by[0]), high = all_ints(by[1]);
+            OUTS {
+                wide_ints *sum = sums + 2 * r + v;
+                *sum = dot_pairs(dot_pairs(g ? *sum : all_ints(0), even[v], low), odd[v], high);
+                HOLD(*sum);
+            }
         }
     }
-#endif
-}
-
-/* What a chunk of a panel adds to outputs y [rows, PANEL]. x and counted: of the first row's inputs.
-   way and rows are constants where it is called. */
-INLINE void add_chunk(const Chunk *c, int steps, const int32_t *x, ptrdiff_t stride,
-                      const Counted *counted, ptrdiff_t apart, float *y, int shift, int rows, Way way) {
-    const int half = STEP / 4 / 2, count = way.halves ? half : 2 * half;
-    for (int j = 0; j < VECTORS; j += 2) {
-        wide out[2 * MOST_ROWS];
-        EACH BOTH out[2 * r + v] = load_wide(y + r * PANEL + (j + v) * WIDTH);
-        for (int b = 0; b < steps; b++) {
-            const Counted *of = counted + b;
-            const int32_t *at = x + b * (STEP / 4);
-            wide parts[2 * MOST_ROWS];
-            _Pragma("GCC unroll 2") for (int h = 0; h <= way.halves; h++) {
-                wide_ints sums[2 * MOST_ROWS];
-                EACH {
-                    const Counted *o = of + r * apart;
-                    const int less = h ? o->less - o->less_half : way.halves ? o->less_half : o->less;
-                    const int is_even = way.has_floor || (way.run == 0 && SIGN == 0);
-                    const wide_ints begun = is_even ? all_ints(0) : all_ints(less) << shift;
-                    BOTH sums[2 * r + v] = begun;
-                }
-                wide_ints(*w)[VECTORS] = (wide_ints(*)[VECTORS])(c->words[b][h * half] + j);
-                add_words(sums, w, at + h * half, stride, count, way.run, rows);
-                const wide *scales = c->scales[way.halves ? 2 * b + h : b] + j;
-                EACH BOTH {
-                    const wide found = __builtin_convertvector(sums[2 * r + v], wide);
-                    wide *part = parts + 2 * r + v;
-                    *part = h ? fused_wide(found, scales[v], *part) : found * scales[v];
-                }
+    _Pragma("GCC unroll 8") for (int g = 0; g < count && run; g += run ? run : 1) {
+        wide_ints pairs[2 * MOST_ROWS];
+        _Pragma("GCC unroll 8") for (int i = 0; i < run; i++) {
+            wide_ints ours[2];
+            OUTS {
+                ours[v] = w[(g + i) * next + v];
+                HOLD(ours[v]);
             }
             EACH {
-                const Counted *o = of + r * apart;
-                BOTH out[2 * r + v] = fused_wide(parts[2 * r + v], all_wide(o->scale), out[2 * r + v]);
-                if (!way.has_floor) continue;
-                const wide *floors = c->floors[way.halves ? 2 * b : b] + j;
-                const float first = way.halves ? o->scale * (float)-o->less_half : o->total;
-                BOTH out[2 * r + v] = fused_wide(all_wide(first), floors[v], out[2 * r + v]);
-                if (!way.halves) continue;
-                const float next = o->scale * (float)(o->less_half - o->less);
-                BOTH out[2 * r + v] =
-                    fused_wide(all_wide(next), floors[VECTORS + v], out[2 * r + v]);
+                const wide_ints by = WORD(r, g + i);
+                OUTS {
+                    wide_ints *to = pairs + 2 * r + v;
+                    const wide_ints found = pairs_of(ours[v], by);
+                    *to = i ? plus_pairs(*to, found) : found;
+                    HOLD(*to);
+                }
             }
         }
-        EACH BOTH store_wide(y + r * PANEL + (j + v) * WIDTH, out[2 * r + v]);
+        EACH OUTS {
+            wide_ints *sum = sums + 2 * r + v;
+            *sum = plus_both(g ? *sum : all_ints(0), pairs[2 * r + v]);
+        }
     }
-}
-
-#define ADD(NAME, ROWS, ...)                                                                       \
-    static void NAME##_##ROWS(const Chunk *c, int steps, const int32_t *x, ptrdiff_t stride,        \
-                              const Counted *counted, ptrdiff_t apart, float *y, int shift) {       \
-        add_chunk(c, steps, x, stride, counted, apart, y, shift, ROWS, (Way){__VA_ARGS__});         \
-    }
-#if MOST_ROWS == 8
-#define ADDS(NAME, ...)        \
-    ADD(NAME, 1, __VA_ARGS__)  \
-    ADD(NAME, 2, __VA_ARGS__)  \
-    ADD(NAME, 4, __VA_ARGS__)  \
-    ADD(NAME, 8, __VA_ARGS__)
-#define OF(NAME) {NAME##_1, NAME##_2, NAME##_4, NAME##_8}
+    EACH OUTS sums[2 * r + v] += begun(x + r * apart, h, shift, way);
 #else
-#define ADDS(NAME, ...)        \
-    ADD(NAME, 1, __VA_ARGS__)  \
-    ADD(NAME, 2, __VA_ARGS__)  \
-    ADD(NAME, 4, __VA_ARGS__)
-#define OF(NAME) {NAME##_1, NAME##_2, NAME##_4}
+    EACH OUTS sums[2 * r + v] = begun(x + r * apart, h, shift, way);
+    _Pragma("GCC unroll 8") for (int g = 0; g < count; g++) {
+        wide_ints ours[2];
+        OUTS {
+            ours[v] = w[g * next + v];
+            HOLD(ours[v]);
+        }
+        EACH {
+            const wide_ints by = WORD(r, g);
+            OUTS {
+                sums[2 * r + v] = dot(sums[2 * r + v], ours[v], by);
+                HOLD(sums[2 * r + v]);
+            }
+        }
+    }
 #endif
-ADDS(small_floored, 8, 0, 1)  /* numbers up to 15 */
-ADDS(small_centred, 8, 0, 0)
-ADDS(five_floored, 4, 0, 1)   /* up to 31 */
-ADDS(five_centred, 4, 0, 0)
-ADDS(halves_floored, 4, 1, 1) /* up to 15 */
-ADDS(halves_centred, 2, 1, 0) /* up to 63 */
-ADDS(signed_whole, 0, 0, 0)
-
-typedef void (*Add)(const Chunk *, int, const int32_t *, ptrdiff_t, const Counted *, ptrdiff_t,
-                    float *, int);
-static const Add adds[][4] = {OF(small_floored), OF(small_centred), OF(five_floored), OF(five_centred),
-                              OF(halves_floored), OF(halves_centred), OF(signed_whole)};
-
-static const Add *adds_of(const Format *f) {
-    if (f->values || f->bits == 8) return adds[6];
-    if (f->parts == 16) return adds[f->has_floor ? 4 : 5];
-    return adds[(f->bits == 5 ? 2 : 0) + !f->has_floor];
 }
+
+/* What 32 inputs add to the outputs of rows, of `vectors` of outputs. Scales and floors of the second
+   half stand `part` vectors behind the first. All but pointers are constants where it is called. */
+INLINE void add_step(wide *out, const wide_ints *w, ptrdiff_t next, const wide *scales,
+                     const wide *floors, ptrdiff_t part, const Line *x, ptrdiff_t apart, int shift,
+                     int rows, int vectors, Way way) {
+    wide found[2 * MOST_ROWS];
+    _Pragma("GCC unroll 2") for (int h = 0; h <= way.halves; h++) {
+        wide_ints sums[2 * MOST_ROWS];
+        add_words(sums, w, next, x, apart, way.halves ? h : -1, shift, rows, vectors, way);
+        EACH OUTS {
+            const wide sum = __builtin_convertvector(sums[2 * r + v], wide);
+            wide *to = found + 2 * r + v;
+            *to = h ? fused_wide(sum, scales[part + v], *to) : sum * scales[v];
+        }
+    }
+    EACH {
+        const Line *of = x + r * apart;
+        OUTS out[2 * r + v] = fused_wide(found[2 * r + v], all_wide(of->scale), out[2 * r + v]);
+        for (int h = 0; way.has_floor && h <= way.halves; h++) {
+            const wide sum = all_wide(way.halves ? of->totals[h] : of->total);
+            OUTS out[2 * r + v] = fused_wide(sum, floors[h * part + v], out[2 * r + v]);
+        }
+    }
+}
+
+/* What a chunk of a panel adds to outputs y [rows, PANEL]; x: the first row's lines. */
+INLINE void add_chunk(const Chunk *c, int steps, const Line *x, ptrdiff_t apart, float *y, int shift,
+                      int rows, Way way) {
+    const int vectors = 2;
+    for (int j = 0; j < VECTORS; j += vectors) {
+        wide out[2 * MOST_ROWS];
+        EACH OUTS out[2 * r + v] = load_wide(y + r * PANEL + (j + v) * WIDTH);
+        for (int b = 0; b < steps; b++)
+            add_step(out, c->words[b][0] + j, VECTORS, c->scales[b][0] + j, c->floors[b][0] + j,
+                     VECTORS, x + b, apart, shift, rows, vectors, way);
+        EACH OUTS store_wide(y + r * PANEL + (j + v) * WIDTH, out[2 * r + v]);
+    }
+}
+
+/* The outputs y [rows, PANEL] of a whole panel at p, whose numbers go no further than registers. */
+INLINE void add_panel(const Format f, const char *p, int steps, const Line *x, ptrdiff_t apart,
+                      float *y, int shift, int rows, Way way) {
+    const int each = f.each / STEP, vectors = 1;
+    wide out[VECTORS][2 * MOST_ROWS];
+    for (int v = 0; v < VECTORS; v++) EACH out[v][2 * r] = all_wide(0.0f);
+    for (int b = 0; b < steps; b += each, p += block_size(f)) {
+        Own own[VECTORS];
+        fetch(p, head_size(f));
+        for (int v = 0; v < VECTORS; v++) own[v] = own_of(f, p, v);
+        for (int s = 0; s < each; s++) {
+            fetch(p + head_size(f) + s * f.bits * PANEL * 4, f.bits * PANEL * 4);
+            _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++) {
+                Numbers n;
+                read_step(f, p, s, v, own[v], &n);
+                add_step(out[v], n.words, 1, n.scales, n.floors, 1, x + b + s, apart, shift, rows,
+                         vectors, way);
+            }
+        }
+    }
+    for (int v = 0; v < VECTORS; v++) EACH store_wide(y + r * PANEL + v * WIDTH, out[v][2 * r]);
+}
+
+/* How a format is summed; its numbers are up to 15, 31 or 63. */
+INLINE Way way_of(const Format f) {
+    const int halves = f.parts == 16;
+    if (f.values || f.bits == 8) return (Way){0, 0, 0};
+    return (Way){f.bits == 6 ? 2 : f.bits == 5 || halves ? 4 : 8, halves, f.has_floor};
+}
+
+/* The power of two that stands for 0. */
+INLINE int shift_of(const Format f) {
+    return __builtin_ctz((f.values || f.bits == 8 ? SIGN : f.zero) | 256u);
+}
+
+typedef void (*AddPanel)(const char *, int, const Line *, ptrdiff_t, float *);
+typedef void (*AddChunk)(const Chunk *, int, const Line *, ptrdiff_t, float *, int);
+typedef const char *(*Read)(const char *, int, Chunk *);
+
+#define MANY 8 /* rows from which on a chunk pays: fewer read a panel into registers alone */
+#define OWN(TYPE, ...)                                                                         \
+    static void one_##TYPE(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) { \
+        const Format f = {__VA_ARGS__};                                                        \
+        add_panel(f, p, steps, x, apart, y, shift_of(f), 1, way_of(f));                        \
+    }                                                                                          \
+    static void two_##TYPE(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) { \
+        const Format f = {__VA_ARGS__};                                                        \
+        add_panel(f, p, steps, x, apart, y, shift_of(f), 2, way_of(f));                        \
+    }                                                                                          \
+    static void four_##TYPE(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) { \
+        const Format f = {__VA_ARGS__};                                                        \
+        add_panel(f, p, steps, x, apart, y, shift_of(f), 4, way_of(f));                        \
+    }                                                                                          \
+    static const char *read_##TYPE(const char *p, int steps, Chunk *to) {                      \
+        return read_steps((Format){__VA_ARGS__}, p, steps, to);                                \
+    }
+ALL_FORMATS(OWN)
+
+#define ADD(NAME, ...)                                                                   \
+    static void NAME(const Chunk *c, int steps, const Line *x, ptrdiff_t apart,       \
+                              float *y, int shift) {                                           \
+        add_chunk(c, steps, x, apart, y, shift, MOST_ROWS, (Way){__VA_ARGS__});                     \
+    }
+ADD(small_floored, 8, 0, 1)
+ADD(small_centred, 8, 0, 0)
+ADD(five_floored, 4, 0, 1)
+ADD(five_centred, 4, 0, 0)
+ADD(halves_floored, 4, 1, 1)
+ADD(halves_centred, 2, 1, 0)
+ADD(signed_whole, 0, 0, 0)
+
+static AddChunk chunk_of(const Format *f) {
+    if (f->values || f->bits == 8) return signed_whole;
+    if (f->parts == 16) return f->has_floor ? halves_floored : halves_centred;
+    if (f->bits == 5) return f->has_floor ? five_floored : five_centred;
+    return f->has_floor ? small_floored : small_centred;
+}
+
+/* By type of ggml; panels of 1, 2 and 4 rows. */
+#define PUT_OWN(TYPE, ...) [TYPE] = {{one_##TYPE, two_##TYPE, four_##TYPE}, read_##TYPE},
+static const struct {
+    AddPanel few[3];
+    Read read;
+} ways[] = {ALL_FORMATS(PUT_OWN)};
 
 static void put_panel(const Product *p, int at) {
     const float *y = outputs_at(p);
@@ -213,26 +288,36 @@ static void put_panel(const Product *p, int at) {
         for (int j = 0; j < PANEL; j += LANES, y += LANES) put(p, i, at * PANEL + j, load(y));
 }
 
-void multiply_counted(const Product *p, int at, int end) {
+/* The outputs of whole tiles of rows of a panel, chunk by chunk -> how many rows. */
+static int multiply_tiles_of(const Product *p, const char *panel, Chunk *c) {
     const Format *f = format_of(p->weights.kind);
-    const Add *add = adds_of(f);
-    const int zero = f->values || f->bits == 8 ? SIGN : f->zero, steps = p->ins / STEP;
-    const int shift = __builtin_ctz((unsigned)zero | 256u); /* zero is a power of two, or 0 */
+    const AddChunk add = chunk_of(f);
+    const int steps = p->ins / STEP, shift = shift_of(*f), end = p->rows / MOST_ROWS * MOST_ROWS;
+    float *y = outputs_at(p);
+    memset(y, 0, (size_t)end * PANEL * 4);
+    for (int b = 0; b < steps; b += STEPS_DEEP) {
+        const int deep = least(STEPS_DEEP, steps - b);
+        panel = ways[p->weights.kind - PACKED].read(panel, deep, c);
+        for (int row = 0; row < end; row += MOST_ROWS) {
+            const Line *x = (const Line *)p->x + row * (ptrdiff_t)steps + b;
+            add(c, deep, x, steps, y + row * (ptrdiff_t)PANEL, shift);
+        }
+    }
+    return end;
+}
+
+void multiply_counted(const Product *p, int at, int end) {
+    const ptrdiff_t size = panel_size(&p->weights, p->ins);
+    const char *panel = (const char *)p->weights.panels + at * size;
+    const int steps = p->ins / STEP;
     Chunk c;
-    const char *panel = (const char *)p->weights.panels + at * panel_size(&p->weights, p->ins);
-    for (; at < end; at++) {
-        memset(outputs_at(p), 0, (size_t)p->rows * PANEL * 4);
-        for (int b = 0; b < steps; b += STEPS_DEEP) {
-            const int deep = least(STEPS_DEEP, steps - b);
-            panel = read_chunk(p->weights.kind, panel, deep, &c);
-            for (int row = 0, size; row < p->rows; row += size) {
-                int place = MOST_ROWS == 8 ? 3 : 2;
-                while (1 << place > p->rows - row) place--;
-                size = 1 << place;
-                add[place](&c, deep, (const int32_t *)p->x + row * (ptrdiff_t)p->stride + b * (STEP / 4),
-                           p->stride, counted_at(p) + row * (ptrdiff_t)steps + b, steps,
-                           outputs_at(p) + row * (ptrdiff_t)PANEL, shift);
-            }
+    for (; at < end; at++, panel += size) {
+        int row = p->rows < MANY ? 0 : multiply_tiles_of(p, panel, &c);
+        for (int place; row < p->rows; row += 1 << place) {
+            place = p->rows - row >= 4 ? 2 : (p->rows - row) / 2;
+            const Line *x = (const Line *)p->x + row * (ptrdiff_t)steps;
+            ways[p->weights.kind - PACKED].few[place](panel, steps, x, steps,
+                                                      outputs_at(p) + row * (ptrdiff_t)PANEL);
         }
         put_panel(p, at);
     }

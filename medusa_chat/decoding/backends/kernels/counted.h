@@ -4,7 +4,7 @@
 
 #include "product.h"
 
-/* Bytes behind the rows of x where a thread keeps what belongs to them, and outputs. */
+/* Bytes where a thread keeps the rows of x, rounded, and outputs. */
 size_t counted_room(const Product *p);
 
 /* The rows x [rows, ins] to where the product p reads its own, rounded. */

@@ -1,6 +1,6 @@
-"""CUDA programs: our CUDA C++ compiled for the device at hand by NVRTC, and kept on disk.
+"""CUDA programs: our CUDA C++, compiled for the current device and kept as machine code.
 
-NVRTC comes with torch. Machine code is kept where a folder for it is known."""
+NVRTC compiles it, which comes with torch; the machine code is kept if a folder for it is known."""
 
 import contextlib
 import ctypes

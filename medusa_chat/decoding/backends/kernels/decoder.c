@@ -17,6 +17,7 @@
 #include "attention.h"
 #include "attention_tiles.h"
 #include "half.h"
+#include "packed.h"
 #include "pass.h"
 #include "product.h"
 #include "team.h"
@@ -138,6 +139,11 @@ static void activate(float *gate, const float *up, const Layer *layer, int rows,
 static void embed(const Decoder *m, int64_t token, float *x) {
     const int size = (int)m->hidden;
     const vec scale = all(m->embedding_scale);
+    if (!m->embedding) {
+        unpack(&m->table, size, &token, 1, x);
+        for (int k = 0; k < size; k += LANES) store(x + k, load(x + k) * scale);
+        return;
+    }
     const uint16_t *halves_at = (const uint16_t *)m->embedding + token * size;
     const float *floats_at = (const float *)m->embedding + token * size;
     for (int k = 0; k < size; k += LANES) {

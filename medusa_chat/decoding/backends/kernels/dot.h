@@ -27,8 +27,6 @@
 #define SIGN 0
 #endif
 
-typedef int8_t bytes __attribute__((vector_size(4 * WIDTH)));
-
 INLINE wide_ints all_ints(int32_t x) { return (wide_ints){0} + x; }
 
 #if defined(PAIRED_DOT)
@@ -52,19 +50,11 @@ INLINE wide_ints plus_both(wide_ints sums, wide_ints pairs) {
     __asm__("vpmaddwd %2, %1, %0" : "=" ANY(both) : ANY(pairs), ANY(all_ints(0x00010001)));
     return sums + both;
 }
-/* The sizes of w, and x with its signs. */
-INLINE wide_ints size_of(wide_ints w) {
-    __asm__("vpabsb %1, %0" : "=" ANY(w) : ANY(w));
-    return w;
-}
-INLINE wide_ints with_sign(wide_ints x, wide_ints w) {
-#if HAS_ZMM
-    const bytes is_less = (bytes)w < 0;
-    return (wide_ints)(((bytes)x ^ is_less) - is_less);
-#else
-    __asm__("vpsignb %1, %0, %0" : "+x"(x) : "x"(w));
-    return x;
-#endif
+/* sums + w[0] * x[0] + w[1] * x[1] of 16 bits. */
+INLINE wide_ints dot_pairs(wide_ints sums, wide_ints w, wide_ints x) {
+    wide_ints both;
+    __asm__("vpmaddwd %2, %1, %0" : "=" ANY(both) : ANY(w), ANY(x));
+    return sums + both;
 }
 #endif
 

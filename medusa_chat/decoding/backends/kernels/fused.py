@@ -149,7 +149,7 @@ def _mix(x):
 @triton.jit
 def _draw_kernel(scores, depths, place, seed, best, tokens, size, block: tl.constexpr):
     """The largest of one block of a row's scores with noise, and where. The noise is written three
-    times: acceptance.gumbel is the reference, rows.c and this are checked against it (this one by
+    times: acceptance.gumbel is the reference, draw.c and this are checked against it (this one by
     each load on a CUDA device and in test_kernels.py)."""
     row = tl.program_id(0).to(tl.int64)
     out = row * tl.num_programs(1) + tl.program_id(1)

@@ -2,30 +2,12 @@
 
 #include "packed.h"
 
-#include <string.h>
-
-#include "dot.h"
 #include "half.h"
+#include "reading.h"
 #include "team.h"
 
-#define AHEAD 4096 /* bytes */
-
-/* By type of ggml. */
-const Format formats[40] = {
-    [2] = {4, 0, 0, 8, 32, 18, NO_TABLE},      /* Q4_0 */
-    [3] = {4, 0, 1, 0, 32, 20, NO_TABLE},      /* Q4_1 */
-    [6] = {5, 0, 0, 16, 32, 22, NO_TABLE},     /* Q5_0 */
-    [7] = {5, 0, 1, 0, 32, 24, NO_TABLE},      /* Q5_1 */
-    [8] = {8, 0, 0, 0, 32, 34, NO_TABLE},      /* Q8_0 */
-    [10] = {2, 16, 1, 0, 256, 84, NO_TABLE},   /* Q2_K */
-    [11] = {3, 16, 0, 4, 256, 110, NO_TABLE},  /* Q3_K */
-    [12] = {4, 8, 1, 0, 256, 144, NO_TABLE},   /* Q4_K */
-    [13] = {5, 8, 1, 0, 256, 176, NO_TABLE},   /* Q5_K */
-    [14] = {6, 16, 0, 32, 256, 210, NO_TABLE}, /* Q6_K */
-    [20] = {4, 0, 0, 0, 32, 18, CURVE},        /* IQ4_NL */
-    [23] = {4, 8, 0, 0, 256, 136, CURVE},      /* IQ4_XS */
-    [39] = {4, 0, 0, 0, 32, 17, MXFP4},
-};
+#define ENTRY(TYPE, ...) [TYPE] = {__VA_ARGS__},
+static const Format formats[40] = {ALL_FORMATS(ENTRY)}; /* by type of ggml */
 #define TYPES ((int64_t)(sizeof formats / sizeof *formats))
 
 const Format *format_of(int64_t kind) {
@@ -33,21 +15,11 @@ const Format *format_of(int64_t kind) {
     return type >= 0 && type < TYPES && formats[type].bits ? formats + type : NULL;
 }
 
-/* Bytes that a block's scales take in a panel, one output's. */
-static int head_bytes(const Format *f) {
-    if (f->values == MXFP4) return 1;
-    if (f->bits == 2) return 4 + f->parts; /* a byte has a scale and a floor, of 4 bits each */
-    return (2 + f->parts) * (1 + f->has_floor);
-}
-
-/* Bytes of a block of one output in a panel. */
-static int block_bytes(const Format *f) { return head_bytes(f) + f->each * f->bits / 8; }
-
 ptrdiff_t panel_size(const Weights *w, ptrdiff_t ins) {
     if (w->kind == FLOATS) return ins * PANEL * 4;
     if (!is_packed(w)) return (ins + 1) / 2 * PANEL * 4;
     const Format *f = format_of(w->kind);
-    return ins / f->each * block_bytes(f) * PANEL;
+    return ins / f->each * block_size(*f);
 }
 
 /* Bytes of the panels of a packed weight; 0 for a kind that is none, or no whole blocks. */
@@ -65,8 +37,6 @@ typedef struct {
     uint32_t words[DEEP / 4];
     uint8_t whole[4], scales[16], floors[16]; /* two of fp16; the parts */
 } Stored;
-
-#define LOW 0x0f0f0f0fu
 
 static uint32_t word(const uint8_t *p) {
     uint32_t found;
@@ -177,7 +147,7 @@ static void read_stored(const Format *f, const uint8_t *p, Stored *s) {
     else if (f == formats + 23) read_iq4_xs(p, s);
     else if (f->parts) read_k(p, s, f->bits == 5);
     else {
-        const int head = head_bytes(f);
+        const int head = head_size(*f) / PANEL;
         memcpy(s->whole, p, (size_t)head);
         if (f->bits == 8) memcpy(s->words, p + head, STEP);
         else read_halves(p + head + (f->bits == 5 ? 4 : 0), s->words);
@@ -240,7 +210,7 @@ static void pack_part(const void *what, int part, int parts) {
         const int64_t out = p->first_out + i;
         const uint8_t *row = p->rows + i * blocks * f->bytes;
         char *at = p->panels + out / PANEL * p->size;
-        for (int64_t b = 0; b < blocks; b++, at += block_bytes(f) * PANEL) {
+        for (int64_t b = 0; b < blocks; b++, at += block_size(*f)) {
             read_stored(f, row + b * f->bytes, &s);
             put_stored(f, &s, at, (int)(out % PANEL));
         }
@@ -258,184 +228,10 @@ EXPORT void pack(int64_t kind, const void *rows, void *panels, int64_t first_out
 
 /* ----------------------------------------------------------------------------------- out of them */
 
-typedef uint32_t wide_words __attribute__((vector_size(4 * WIDTH)));
-typedef uint32_t loose_words __attribute__((vector_size(4 * WIDTH), aligned(1), may_alias));
-
-INLINE wide_words words_at(const char *p) { return *(const loose_words *)p; }
-
-INLINE wide halves_at(const char *p) {
-    typedef uint16_t some __attribute__((vector_size(2 * WIDTH), aligned(1), may_alias));
-    const some *bits = (const some *)p;
-#if defined(__F16C__) && (HAS_ZMM || WIDTH == LANES)
-    wide found;
-    __asm__("vcvtph2ps %1, %0" : "=v"(found) : "m"(*bits));
-    return found;
-#else
-    const wide_words whole = __builtin_convertvector(*bits, wide_words);
-    const wide size = (wide)((whole & 0x7fff) << 13) * 0x1p112f; /* of fp16, finite */
-    return (wide)((wide_words)size | (whole & 0x8000) << 16);
-#endif
-}
-
-INLINE wide_ints bytes_at(const char *p) {
-    typedef uint8_t some __attribute__((vector_size(WIDTH), aligned(1), may_alias));
-#if defined(__AVX2__) && (HAS_ZMM || WIDTH == LANES)
-    wide_ints found;
-    __asm__("vpmovzxbd %1, %0" : "=v"(found) : "m"(*(const some *)p));
-    return found;
-#else
-    return __builtin_convertvector(*(const some *)p, wide_ints);
-#endif
-}
-
-/* Bits from `low` on of each byte, with a sign or without. */
-INLINE wide counts_at(const char *p, int low, int bits, int is_signed) {
-    const wide_ints at = bytes_at(p), found = is_signed ? at << 24 >> 24 : at >> low & ((1 << bits) - 1);
-    return __builtin_convertvector(found, wide);
-}
-
-/* 2^(byte - 128), as ggml has it. */
-INLINE wide powers_at(const char *p) {
-    const wide_ints e = bytes_at(p), is_small = e < 2;
-    return (wide)((is_small & 0x00200000 << (e & 1)) | (~is_small & (e - 1) << 23));
-}
-
-static const int8_t curve[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                 1,    13,   25,  38,  53,  69,  89,  113};
-static const int8_t mxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-/* Of each byte of places, 0 to 15, what stands there. */
-INLINE wide_ints looked_up(const int8_t *table, wide_ints places) {
-#if defined(__AVX2__) && (HAS_ZMM || WIDTH == LANES)
-    typedef int8_t sixteen __attribute__((vector_size(16), aligned(1), may_alias));
-    wide_ints found;
-#if HAS_ZMM
-    __asm__("vbroadcasti32x4 %1, %0" : "=v"(found) : "m"(*(const sixteen *)table));
-#else
-    __asm__("vbroadcasti128 %1, %0" : "=x"(found) : "m"(*(const sixteen *)table));
-#endif
-    __asm__("vpshufb %1, %0, %0" : "+v"(found) : "v"(places));
-    return found;
-#elif defined(__aarch64__)
-    union {
-        wide_ints whole;
-        uint8x16_t part[2];
-        int8x16_t found[2];
-    } at = {places};
-    for (int i = 0; i < 2; i++) at.found[i] = vqtbl1q_s8(vld1q_s8(table), at.part[i]);
-    return at.whole;
-#else
-    int8_t each[4 * WIDTH];
-    memcpy(each, &places, sizeof each);
-    for (int i = 0; i < 4 * WIDTH; i++) each[i] = table[each[i] & 15];
-    memcpy(&places, each, sizeof each);
-    return places;
-#endif
-}
-
-/* The words of 32 inputs, of numbers of `bits`, at p. */
-INLINE void read_words(const char *p, int bits, const int8_t *table, wide_ints (*to)[VECTORS]) {
-    const ptrdiff_t line = PANEL * 4;
-    const int high = bits == 5 || bits == 6 ? 4 : 2;
-    _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++, p += 4 * WIDTH) {
-        const char *above = p;
-        if (bits == 8)
-            for (int g = 0; g < 8; g++)
-                to[g][v] = (wide_ints)(words_at(p + g * line) ^ 0x01010101u * SIGN);
-        if (bits >= 4 && bits < 8)
-            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++, above += line) {
-                const wide_words w = words_at(above);
-                to[2 * n][v] = (wide_ints)(w & LOW), to[2 * n + 1][v] = (wide_ints)(w >> 4 & LOW);
-            }
-        if (bits == 2 || bits == 3 || bits == 6)
-            _Pragma("GCC unroll 2") for (int u = 0; u < 2; u++, above += line) {
-                const wide_words w = words_at(above);
-                _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
-                    if (bits != 6) to[4 * u + i][v] = (wide_ints)(w >> 2 * i & 0x03030303);
-                    else
-                        to[4 * u + i][v] |= (wide_ints)(
-                            (i < 2 ? w << (4 - 2 * i) : w >> (2 * i - 4)) & 0x30303030);
-                }
-            }
-        if (bits == 3 || bits == 5) {
-            const wide_words w = words_at(above);
-            const uint32_t mask = 0x01010101u << high;
-            _Pragma("GCC unroll 8") for (int g = 0; g < 8; g++)
-                to[g][v] |= (wide_ints)((g < high ? w << (high - g) : w >> (g - high)) & mask);
-        }
-        if (table)
-            for (int g = 0; g < 8; g++)
-                to[g][v] = looked_up(table, to[g][v]) ^ (int32_t)(0x01010101u * SIGN);
-    }
-}
-
-/* Asks for what is read a while after the `bytes` at p. */
-INLINE void fetch(const char *p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + AHEAD + i);
-}
-
-/* Blocks of 32 inputs. f is a constant where it is called. */
-INLINE const char *read_small(const Format f, const char *p, int steps, Chunk *to) {
-    const int8_t *table = f.values == CURVE ? curve : f.values == MXFP4 ? mxfp4 : NULL;
-    const int head = f.values == MXFP4 ? 1 : 2 * (1 + f.has_floor), size = f.bits * 4 + head;
-    for (int b = 0; b < steps; b++, p += size * PANEL) {
-        fetch(p, size * PANEL);
-        _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++) {
-            const char *at = p + v * WIDTH * 2;
-            to->scales[b][v] = f.values == MXFP4 ? powers_at(p + v * WIDTH) : halves_at(at);
-            if (f.has_floor) to->floors[b][v] = halves_at(at + 2 * PANEL);
-        }
-        read_words(p + head * PANEL, f.bits, table, to->words[b]);
-    }
-    return p;
-}
-
-/* Blocks of 256 inputs, one of them. */
-INLINE const char *read_large(const Format f, const char *p, Chunk *to) {
-    const int8_t *table = f.values == CURVE ? curve : NULL;
-    const int is_signed = !f.has_floor, is_both = f.bits == 2, deep = is_both ? 4 : 8;
-    const int head = is_both ? 4 + f.parts : (2 + f.parts) * (1 + f.has_floor);
-    const char *scales = p + 2 * PANEL * (1 + f.has_floor);
-    const char *floors = is_both ? scales : scales + f.parts * PANEL;
-    fetch(p, head * PANEL);
-    _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++) {
-        const char *at = p + v * WIDTH * 2;
-        const wide scale = halves_at(at), floor = f.has_floor ? halves_at(at + 2 * PANEL) : scale;
-        for (int i = 0; i < f.parts; i++) {
-            const ptrdiff_t place = i * PANEL + v * WIDTH;
-            to->scales[i][v] = scale * counts_at(scales + place, 0, deep, is_signed);
-            if (f.has_floor)
-                to->floors[i][v] = floor * counts_at(floors + place, is_both ? 4 : 0, deep, 0);
-        }
-    }
-    p += head * PANEL;
-    for (int b = 0; b < STEPS_DEEP; b++, p += f.bits * PANEL * 4) {
-        fetch(p, f.bits * PANEL * 4);
-        read_words(p, f.bits, table, to->words[b]);
-    }
-    return p;
-}
-
-const char *read_chunk(int64_t kind, const char *p, int steps, Chunk *to) {
-    switch (kind - PACKED) {
-#define SMALL(TYPE, ...) \
-    case TYPE: return read_small((Format){__VA_ARGS__}, p, steps, to);
-#define LARGE(TYPE, ...) \
-    case TYPE: return read_large((Format){__VA_ARGS__}, p, to);
-        SMALL(2, 4, 0, 0, 8, 32, 18, NO_TABLE)
-        SMALL(3, 4, 0, 1, 0, 32, 20, NO_TABLE)
-        SMALL(6, 5, 0, 0, 16, 32, 22, NO_TABLE)
-        SMALL(7, 5, 0, 1, 0, 32, 24, NO_TABLE)
-        SMALL(8, 8, 0, 0, 0, 32, 34, NO_TABLE)
-        SMALL(20, 4, 0, 0, 0, 32, 18, CURVE)
-        SMALL(39, 4, 0, 0, 0, 32, 17, MXFP4)
-        LARGE(10, 2, 16, 1, 0, 256, 84, NO_TABLE)
-        LARGE(11, 3, 16, 0, 4, 256, 110, NO_TABLE)
-        LARGE(12, 4, 8, 1, 0, 256, 144, NO_TABLE)
-        LARGE(13, 5, 8, 1, 0, 256, 176, NO_TABLE)
-        LARGE(14, 6, 16, 0, 32, 256, 210, NO_TABLE)
-        LARGE(23, 4, 8, 0, 0, 256, 136, CURVE)
-    }
+static const char *read_chunk(int64_t kind, const char *p, int steps, Chunk *to) {
+#define READ(TYPE, ...) \
+    case TYPE: return read_steps((Format){__VA_ARGS__}, p, steps, to);
+    switch (kind - PACKED) { ALL_FORMATS(READ) }
     return p;
 }
 
@@ -452,12 +248,12 @@ static void unpack_lanes(const Weights *w, int64_t ins, const char *panel, const
         for (int64_t i = 0; i < count; i++) {
             const int lane = (int)(places[i] % PANEL);
             for (int d = 0; d < inputs; d++) {
-                const int part = d / (STEP / halves);
-                const uint8_t byte = (uint8_t)(((const uint32_t *)c.words[d / STEP][d % STEP / 4])[lane] >>
+                const int b = d / STEP, half = d % STEP / (STEP / halves);
+                const uint8_t byte = (uint8_t)(((const uint32_t *)c.words[b][d % STEP / 4])[lane] >>
                                                (d % 4 * 8));
                 const int number = (sign && !SIGN ? (int8_t)byte : byte) - behind;
-                const float scale = ((const float *)c.scales[part])[lane];
-                const float floor = f->has_floor ? ((const float *)c.floors[part])[lane] : 0.0f;
+                const float scale = ((const float *)c.scales[b][half])[lane];
+                const float floor = f->has_floor ? ((const float *)c.floors[b][half])[lane] : 0.0f;
                 out[i * ins + k + d] = scale * (float)number + floor;
             }
         }

@@ -15,7 +15,7 @@
 #define DEEP 256    /* inputs that are read at a time, at most */
 #define STEPS_DEEP (DEEP / STEP)
 
-/* How a type of ggml is stored. Scales are of fp16, one a block; with parts so many whole numbers to
+/* How a type of ggml is stored; reading.h has all. Scales are of fp16, one a block; with parts so many whole numbers to
    multiply it by, of 8 bits, that each have an equal part of the inputs. */
 typedef struct {
     int8_t bits;      /* of a number; 0: no such type */
@@ -29,15 +29,7 @@ typedef struct {
 /* Tables; a scale of MXFP4 is a byte, a power of two. */
 enum { NO_TABLE, CURVE, MXFP4 };
 
-extern const Format formats[];
 const Format *format_of(int64_t kind); /* NULL for kinds that are not packed */
 
-/* Some inputs of a panel, read: words of numbers [STEP / 4] for each 32 inputs; scales, and floors,
-   one for each 32 inputs, or two where parts are 16. A weight is scale * (number - zero) + floor. */
-typedef struct {
-    wide_ints words[STEPS_DEEP][STEP / 4][VECTORS];
-    wide scales[2 * STEPS_DEEP][VECTORS], floors[2 * STEPS_DEEP][VECTORS];
-} Chunk;
-
-/* Read `steps` times 32 inputs of a panel from p on, whole blocks -> where the next ones are. */
-const char *read_chunk(int64_t kind, const char *p, int steps, Chunk *to);
+/* Outputs of a weight of any kind, in any order, as floats [count, ins]. */
+void unpack(const Weights *w, int64_t ins, const int64_t *places, int64_t count, float *out);

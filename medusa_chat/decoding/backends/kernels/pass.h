@@ -37,12 +37,14 @@ typedef struct {
     float scaling, cap, residual;
 } Layer;
 
-/* What all layers share. is_half: keys and values, and embeddings, are of bf16. embedding
-   [vocabulary, hidden], whose rows are multiplied by embedding_scale. */
+/* What all layers share. is_half: keys and values are of bf16, and so is embedding [vocabulary,
+   hidden], where it is not NULL: else its rows are those of table. They are multiplied by
+   embedding_scale. */
 typedef struct {
     int64_t count, hidden, capacity, vocabulary, is_half;
     float epsilon, embedding_scale;
     const void *embedding;
+    Weights table;
     const float *norm;
     const Layer *layers;
 } Decoder;

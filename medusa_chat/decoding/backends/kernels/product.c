@@ -127,7 +127,7 @@ Product ready(const Product *p) {
     q.stride = p->ins;
     if (takes_floats(&p->weights)) return q;
     if (is_packed(&p->weights)) {
-        q.x = room((size_t)p->rows * (size_t)p->ins + counted_room(p)), q.stride = p->ins / 4;
+        q.x = room(counted_room(p));
         round_counted(&q, p->x);
         return q;
     }
