@@ -102,10 +102,10 @@ class ModelInfo:
 class LoadPhase:
     """One phase of a load, yielded when it starts; the last one is "ready" and has the model.
 
-    name: "resolve", "download", "read", "convert", "quantise", "check", "warm up" or "ready";
-    unnecessary phases are skipped. "download" and "convert" are yielded about five times a second,
-    with done and total in bytes (without cached files) and rate in bytes per second, 0 while
-    unknown. note: what is converted, and how much disk space that takes.
+    name: "resolve", "download", "read", "quantise", "check", "warm up" or "ready"; unnecessary
+    phases are skipped. "download" is yielded about five times a second, with done and total in
+    bytes (without cached files) and rate in bytes per second, 0 while unknown. note: what a GGUF
+    file is unpacked to, and how much memory that takes.
     """
 
     name: str

@@ -16,9 +16,13 @@ from transformers.utils import logging
 
 from medusa_chat.bench.answers import Question, Run
 from medusa_chat.bench.context import BenchContext
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints import weights
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.decoding.families import needs_eager
 from medusa_chat.errors import ContextError, UsageError
+from medusa_chat.units import gb
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DRAFT_FOLDER = "draft"  # in the folder of the backbone
@@ -77,17 +81,26 @@ class HFBaseline:
 
 def read_baseline(context: BenchContext, dtype: str) -> HFBaseline:
     """The backbone again, as transformers loads it. dtype: a value of DTYPES."""
-    found = backbone_folder(context)
-    context.progress(f"loading: the baseline in {dtype}")
+    found = Checkpoint.find(context.request)
     engine = context.loaded.engine
-    model = _read(context, found, dtype)
+    if found.weights.stored:
+        model = _unpacked(context, found, dtype)
+    else:
+        context.progress(f"loading: the baseline in {dtype}")
+        model = _read(context, found.backbone, dtype)
     return HFBaseline(model, engine.eos, context.max_new_tokens, engine.backbone.context)
 
 
-def backbone_folder(context: BenchContext) -> Path:
-    """The backbone's folder; for a GGUF file, the one that the load converted it to."""
-    found = Checkpoint.find(context.request)
-    return converted_folder(found, context.loaded.info.precision).backbone
+def _unpacked(context: BenchContext, found: Checkpoint, dtype: str) -> Any:
+    """A GGUF file's model in transformers, which does not multiply its blocks."""
+    size = sizes(found.weights.config).parameters * getattr(torch, dtype).itemsize
+    context.progress(f"loading: the baseline in {dtype}, unpacked in memory ({gb(size)})")
+    found = with_settings(found)
+    precision = next(name for name, value in DTYPES.items() if value == dtype)
+    device = context.loaded.engine.backbone.device
+    model = weights.read_model(found, weights.config_of(found), precision, device)
+    model.set_attn_implementation("eager" if needs_eager(model) else "sdpa")
+    return model
 
 
 def matching_baseline(context: BenchContext) -> HFBaseline | None:
@@ -99,7 +112,7 @@ def matching_baseline(context: BenchContext) -> HFBaseline | None:
 def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one in the backbone's folder; None without one. Raises
     UsageError for a draft model with another vocabulary."""
-    folder = context.draft or backbone_folder(context) / DRAFT_FOLDER
+    folder = context.draft or Checkpoint.find(context.request).backbone / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
         if context.draft is not None:
             raise UsageError(

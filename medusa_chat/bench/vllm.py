@@ -18,7 +18,6 @@ from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.drafters import ours, rows_of
 from medusa_chat.bench.hf_baseline import (
     HFBaseline,
-    backbone_folder,
     compiled,
     no_compiler,
     read_baseline,
@@ -26,9 +25,13 @@ from medusa_chat.bench.hf_baseline import (
 from medusa_chat.bench.rows import Row, unmeasured
 from medusa_chat.bench.speed import DTYPES, LOOKUP
 from medusa_chat.checkpoints import devices
-from medusa_chat.checkpoints.vllm_export import export_vllm
+from medusa_chat.checkpoints.gguf_settings import with_settings
+from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.vllm_export import export_vllm, write_plain_backbone
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.units import gb
 
 COMPILED = ", static and compiled"
 SCRIPT = ("benchmarks", "vllm_answers.py")  # of assets/; it is in a checkout only
@@ -118,10 +121,21 @@ def _warm_up(context: BenchContext, name: str, function: AnswerFunction, questio
 
 def _others(context: BenchContext, kept: Path) -> Iterator[Vllm]:
     """The ways to run vLLM. kept: a folder for files that it reads."""
-    folder = backbone_folder(context)
+    folder = _folder(context, kept)
     yield Vllm("vLLM, bf16, eager", folder)
     yield Vllm("vLLM, bf16, compiled", folder, {"enforce_eager": False})
     yield _with_heads(context, kept, folder)
+
+
+def _folder(context: BenchContext, kept: Path) -> Path:
+    """The backbone's folder; a GGUF file is unpacked into `kept` where vLLM is to run."""
+    found = Checkpoint.find(context.request)
+    if not found.weights.stored or context.vllm is None:
+        return found.backbone
+    size = gb(2 * sizes(found.weights.config).parameters)
+    context.progress(f"unpacking {found.source.name} to bf16 for vLLM: {size} in {kept}")
+    write_plain_backbone(kept / "backbone", with_settings(found))
+    return kept / "backbone"
 
 
 def _with_heads(context: BenchContext, kept: Path, folder: Path) -> Vllm:

@@ -1,7 +1,7 @@
 """DevicePlan: the devices and the precision that a checkpoint will run with, and why."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,15 +13,20 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.checkpoints.devices import choose_device, choose_precision, device_memory
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import this_cpu
-from medusa_chat.checkpoints.memory_needs import SHARE, Estimate, MemoryNeeds, smaller_precisions
+from medusa_chat.checkpoints.memory_needs import (
+    QUANTISED,
+    SHARE,
+    Estimate,
+    MemoryNeeds,
+    smaller_precisions,
+)
 from medusa_chat.checkpoints.model_sizes import LONGEST, short_length, usual_context
-from medusa_chat.errors import OutOfMemoryError, UsageError
+from medusa_chat.errors import ModelError, OutOfMemoryError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.units import gb
 
 SHORTEST_CONTEXT = 16
-NUMBERS = "precision bf16: the file's own numbers are multiplied, which is fast on any CPU"
-
+UNBUILT = 1_000_000_000  # bytes of a packed file that is unpacked where our C cannot be built
 
 Place = int | str  # the number of a GPU, or "cpu" for main memory
 
@@ -41,9 +46,10 @@ class LayerSplit:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """device: of embeddings, heads and logits. context: tokens of the KV cache. notes: the reasons.
-    needs: the memory it takes. device_map: module -> device if the layers are split over several
-    devices; None if everything is on `device`."""
+    """device: of embeddings, heads and logits. context: tokens of the KV cache. notes: why.
+    needs: the memory it takes there. device_map: module -> device where the layers are split over
+    several devices; None for all on `device`. is_packed: whether a GGUF file is used as it is;
+    unpacks: what is said before one is unpacked."""
 
     device: torch.device
     precision: str
@@ -51,6 +57,8 @@ class DevicePlan:
     notes: tuple[str, ...]
     needs: MemoryNeeds
     device_map: Mapping[str, int | str] | None = None
+    is_packed: bool = False
+    unpacks: str = ""
 
     @property
     def is_native(self) -> bool:
@@ -80,8 +88,8 @@ def plan_device(request: LoadRequest, checkpoint: Checkpoint, config: Any) -> De
     needs = MemoryNeeds(checkpoint, context, str(device), _free_bytes(device), this_cpu())
     preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
-    if is_open and preferred == "fp32" and needs.multiplies_numbers:
-        preferred, reason = "bf16", NUMBERS
+    if checkpoint.weights.stored:
+        return _plan_file(request, needs, rope)
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
         why = reason if chosen == preferred else f"precision {chosen}: the largest that fits here"
@@ -94,6 +102,57 @@ def plan_device(request: LoadRequest, checkpoint: Checkpoint, config: Any) -> De
         return DevicePlan(device, split.precision, context, notes, needs, split.device_map)
     why = "it may not fit in this device's memory"  # the estimate may be wrong: try it
     return DevicePlan(device, tried[-1], context, (reason, why, *rope), needs)
+
+
+def _plan_file(request: LoadRequest, needs: MemoryNeeds, rope: tuple[str, ...]) -> DevicePlan:
+    """How a GGUF file runs: as it is by our C on a CPU, else unpacked in memory; never rounded.
+    Raises as plan_device does, and ModelError for a large one where our C cannot be built."""
+    found, device = needs.found, torch.device(needs.device)
+    refuse_rounding(found, request.precision)
+    is_open = request.precision == "auto"
+    if is_open and needs.is_used_as_it_is:
+        precision = found.weights.stored
+        if not needs.fits(precision):
+            raise OutOfMemoryError(needs.advice(precision))
+        why = f"precision {precision}: the file as it is, its own blocks are multiplied"
+        return DevicePlan(device, precision, needs.context, (why, *rope), needs, is_packed=True)
+    precision, reason = choose_precision(request.precision, device)
+    fits, parts = needs.fits(precision), needs.at(precision)
+    said = f"{found.source.name} ({found.weights.stored}, {gb(found.weights.bytes)})"
+    takes = f"{precision} in memory{f', which takes {gb(parts.total)}' if parts else ''}"
+    if not fits and is_open and request.device == "auto" and device.type != "cpu":
+        on_cpu = replace(needs, device="cpu", free=_free_bytes(torch.device("cpu")))
+        plan = _plan_file(replace(request, device="cpu"), on_cpu, rope)
+        why = f"{said} does not fit on {device} as {takes}: it runs on the CPU"
+        return replace(plan, notes=(why, *plan.notes))
+    if not fits and device.type == "cpu":
+        raise OutOfMemoryError(needs.advice(precision))
+    if found.weights.packed:
+        _refuse_unbuilt(needs, said)
+        reason = f"{said} is unpacked to {takes}"
+    tried = () if fits else ("it may not fit in this device's memory",)
+    notes = (reason, *tried, *rope)
+    unpacks = reason if found.weights.packed else ""
+    return DevicePlan(device, precision, needs.context, notes, needs, unpacks=unpacks)
+
+
+def refuse_rounding(found: Checkpoint, precision: str) -> None:
+    """Raises UsageError for a precision that would round a GGUF file."""
+    if found.weights.stored and precision in QUANTISED:
+        raise UsageError(
+            f"{found.source.name} is {found.weights.stored}, which is never rounded again: "
+            f"--precision {precision} is for 16-bit checkpoints, give auto (the file as it is), "
+            "bf16, fp16 or fp32"
+        )
+
+
+def _refuse_unbuilt(needs: MemoryNeeds, said: str) -> None:
+    """Raises ModelError for a packed file that only our C could run as it is."""
+    if needs.device == "cpu" and not needs.cpu.has_compiler and needs.found.weights.bytes > UNBUILT:
+        raise ModelError(
+            f"{said} needs our C library, and there is no C compiler here to build it: install "
+            "gcc or clang, or take a file under 1 GB"
+        )
 
 
 def choose_context(asked: int | None, config: Any) -> tuple[int, tuple[str, ...]]:

@@ -221,17 +221,20 @@ def most_threads() -> int:
     return _most_threads
 
 
-def settle_threads(*modules: nn.Module) -> str:
-    """Set torch's threads for steps that read these modules' parameters -> a note on it."""
-    size = _bytes_of(modules)
+def settle_threads(*modules: nn.Module, beside: int = 0) -> str:
+    """Set torch's threads for steps that read these modules' parameters, and so many bytes beside
+    -> a sentence about it."""
+    size = _bytes_of(modules) + beside
     threads = min(most_threads(), max(1, round(size / BYTES_PER_THREAD)))
     torch.set_num_threads(threads)
     return f"{threads} of {most_threads()} CPU threads; a step reads {gb(size)}"
 
 
-def native_threads(*modules: nn.Module) -> int:
-    """How many threads of our C library read these modules' parameters in a step."""
-    return min(most_threads(), max(1, round(_bytes_of(modules) / BYTES_PER_NATIVE_THREAD)))
+def native_threads(*modules: nn.Module, beside: int = 0) -> int:
+    """How many threads of our C library read these modules' parameters in a step, and so many bytes
+    beside."""
+    size = _bytes_of(modules) + beside
+    return min(most_threads(), max(1, round(size / BYTES_PER_NATIVE_THREAD)))
 
 
 @contextmanager
@@ -247,4 +250,4 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def _bytes_of(modules: Iterable[nn.Module]) -> int:
-    return sum(p.nbytes for module in modules for p in module.parameters())
+    return sum(p.nbytes for module in modules for p in module.parameters() if not p.is_meta)

@@ -6,19 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from medusa_chat import hub
-from medusa_chat.checkpoints.kept_copies import root
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
 from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
-from medusa_chat.checkpoints.memory_needs import (
-    Estimate,
-    automatic_precision,
-    estimate,
-    runs_in_c,
-)
+from medusa_chat.checkpoints.memory_needs import Estimate, automatic_precision, estimates
 from medusa_chat.checkpoints.model_sizes import LONGEST, sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
@@ -30,7 +24,6 @@ from medusa_chat.messages import DeviceMemory, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 from medusa_chat.units import gb, number
 
-CONVERTED = 2  # bytes of a weight of a GGUF file once converted
 LM_HEADS = {
     "own": "an LM head each",
     "one": "one LM head of their own for all",
@@ -43,10 +36,9 @@ class Inspection:
     """What a checkpoint holds. backbone: the id or folder that the heads need, None for unknown;
     is_here: whether it can be loaded without a download. memory: by precision, for `context` tokens
     and a tree of `nodes`; empty where the backbone's config is not in reach. problems: what would
-    stop a load, each with its remedy. stored: the type of most weights of a GGUF file.
-    usual_context: the default context of a load, in tokens. has_blocks: whether our C code would
-    multiply a GGUF file's own numbers. auto: the precision that a load takes by itself on this
-    machine, empty where that was not asked or none fits."""
+    stop a load, each with its remedy. stored: what the types of a GGUF file are called.
+    usual_context: the default context of a load, in tokens. auto: the precision that a load takes
+    by itself on this machine, empty where that was not asked or none fits."""
 
     name: str
     heads: HeadsFile | None
@@ -63,7 +55,6 @@ class Inspection:
     problems: tuple[str, ...]
     stored: str = ""
     usual_context: int = 0
-    has_blocks: bool = False
     auto: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -92,9 +83,6 @@ class Inspection:
             yield "files", f"{', '.join(heads.files)} ({gb(heads.bytes)} of heads)"
         elif not self.problems:
             yield "heads", "none: it decodes with prompt-lookup"
-        if self.stored:
-            size = gb(CONVERTED * self.parameters)
-            yield "disk", f"converted once to 16 bits: {size} in {root('gguf')}"
         if self.adapter:
             yield "adapter", f"{self.adapter}, merged into the backbone at load"
         if self.backbone:
@@ -183,7 +171,7 @@ def inspect(
     is_local = isinstance(source, LocalFolder) and isinstance(place, LocalFolder)
     report = _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
     if machine is not None:
-        auto = automatic_precision(report.memory, machine, cpu, report.has_blocks)
+        auto = automatic_precision(report.memory, machine, cpu, report.stored)
         report = replace(report, auto=auto)
     if dry_load is None or report.problems:
         return report
@@ -283,7 +271,6 @@ def _with_backbone(
         return report if report.problems else _with(report, str(error))
     asked = min(context or size.context, size.positions)
     is_adapted = report.adapter is not None
-    kept = 0 if is_adapted else files.kept
     report = replace(
         report,
         notes=(*report.notes, *files.notes),
@@ -294,11 +281,7 @@ def _with_backbone(
         family=str(files.config.get("model_type"))[:60],
         context=asked,
         usual_context=size.context,
-        memory={
-            p: estimate(files.config, report.heads, p, asked, NODES, device, cpu, kept, is_adapted)
-            for p in PRECISIONS
-        },
-        has_blocks=kept > 0 and device == "cpu" and runs_in_c(size, "bf16", cpu),
+        memory=estimates(files, report.heads, asked, NODES, device, cpu, is_adapted),
     )
     return _with(report, *_misfits(report, files, size.hidden, size.vocabulary))
 

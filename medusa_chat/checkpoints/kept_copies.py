@@ -1,4 +1,7 @@
-"""Kept copies: quantised backbones, and what was converted from GGUF files and pickles.
+"""Kept copies: quantised backbones, and what was converted from pickles.
+
+Those of kind OLD were converted from GGUF files by earlier versions: nothing reads them any more,
+they are only there to be deleted. Settings of GGUF files lie here, too, but are too small to list.
 
 So what takes long is done once. A folder each, written whole or not at all and named by all that
 its content depends on.
@@ -21,7 +24,9 @@ from medusa_chat.errors import ModelError
 from medusa_chat.hub import is_repo_id
 
 ABOUT = "about.json"
-KINDS = ("quantised", "gguf", "converted")
+OLD, SETTINGS = "gguf", "settings"
+KINDS = ("quantised", OLD, "converted")
+EVERY = (*KINDS, SETTINGS)
 PART = ".part-"
 MARGIN = 64 << 20  # bytes of the disk that stay free
 
@@ -74,7 +79,7 @@ def has_room(folder: Path, size: int) -> bool:
     """Whether the disk has room for a copy of `size` bytes, once nothing is left there of processes
     that were killed while they wrote one. Makes the folder above it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in (one for kind in KINDS for one in root(kind).glob(f"{PART}*")):
+    for left in (one for kind in EVERY for one in root(kind).glob(f"{PART}*")):
         with suppress(OSError, Timeout), _held(left, seconds=0):
             pass
     return shutil.disk_usage(folder.parent).free >= size + MARGIN
@@ -111,8 +116,15 @@ def _held(partial: Path, seconds: float = -1) -> Iterator[None]:
 
 
 def kept() -> tuple[KeptCopy, ...]:
-    """Every copy that is on this disk."""
+    """Every copy that is on this disk, but for settings."""
     return tuple(one for kind in KINDS for one in _all(kind))
+
+
+def drop_strays(kind: str) -> None:
+    """Remove the copies of a kind whose sources are gone."""
+    for one in list(_all(kind)):
+        if not Path(one.source).exists():
+            drop(one.folder)
 
 
 def drop(folder: Path) -> None:
@@ -121,9 +133,9 @@ def drop(folder: Path) -> None:
 
 
 def remove(name: str) -> int:
-    """Delete the copies that were made for a checkpoint, a file or a repo; the bytes freed. Raises
+    """Delete all that was made for a checkpoint, a file or a repo; the bytes freed. Raises
     ModelError for one that Windows does not give up, for a process reads it; it is still listed."""
-    chosen = [one for one in kept() if belongs(one, name)]
+    chosen = [one for kind in EVERY for one in _all(kind) if belongs(one, name)]
     for one in chosen:
         try:
             for file in sorted(one.folder.iterdir(), key=_order):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.checkpoints import gguf_backbone, weights
+from medusa_chat.checkpoints import gguf_settings, weights
 from medusa_chat.checkpoints.adapters import merge_adapter, with_adapter
 from medusa_chat.checkpoints.chat_template import missing_limits, renderer
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
@@ -18,7 +18,7 @@ from medusa_chat.checkpoints.devices import (
     release,
 )
 from medusa_chat.checkpoints.fetch import fetch
-from medusa_chat.checkpoints.gguf_backbone import converted
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -81,7 +81,9 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
     yield LoadPhase("read"), None
     config = weights.config_of(found)
     plan = plan_device(request, found, config)
-    found = yield from converted(found, plan.precision)
+    if plan.unpacks:
+        yield LoadPhase("read", note=plan.unpacks), None
+    found = with_settings(found)
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
@@ -135,7 +137,7 @@ def _without_unused_heads(
 
 def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: WeightStorage) -> _ReadParts:
     """Heads, tokenizer and backbone, the adapter merged. Raises ModelError."""
-    with closing(TokenizerTrial(found.backbone)) as trial:  # while the weights are read
+    with closing(TokenizerTrial(found.settings)) as trial:  # while the weights are read
         heads, padding = read_heads(found, config)
         model, reading = weights.read_backbone(
             found,
@@ -144,10 +146,11 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: WeightStorage)
             plan.device,
             plan.device_map,
             dtype=read_dtype(found, keep),
+            is_packed=plan.is_packed,
         )
         trial.refuse()
-    tokenizer = read_tokenizer(found.backbone, int(config.get_text_config().vocab_size))
-    template = left_out(found.backbone, tokenizer)
+    tokenizer = read_tokenizer(found.settings, int(config.get_text_config().vocab_size))
+    template = left_out(found.settings, tokenizer)
     template += add_known_template(tokenizer, found.template)
     template += missing_limits() if tokenizer.chat_template else []
     notes = [*found.notes, *padding, *template, *plan.notes, *reading]
@@ -185,7 +188,7 @@ def _loaded_model(
         plan.is_native,
         found.weights.config,
         found.heads.parameters if found.heads else 0,
-        found.original is not None,
+        plan.is_packed,
         engine.backend.tries,
     )
     info = ModelInfo(
@@ -286,7 +289,7 @@ def dry_load(request: LoadRequest) -> None:
         _read_folder(found, config, found.backbone)
         return
     with tempfile.TemporaryDirectory(prefix="medusa-chat-") as folder:
-        gguf_backbone.write_settings(found, Path(folder))
+        gguf_settings.write_settings(found, Path(folder))
         _read_folder(found, weights.read_config(Path(folder)), Path(folder))
 
 

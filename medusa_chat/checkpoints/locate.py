@@ -24,7 +24,7 @@ from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 HEADS_FILE = "medusa_lm_head.safetensors"  # our name for a file of heads
-News = tuple[LoadPhase, None]  # of a download or a conversion
+News = tuple[LoadPhase, None]  # of a download
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Checkpoint:
     folder: with the files of heads and adapter. backbone: a folder with config, tokenizer and the
     files of `weights`, or with a GGUF file that holds all of them. notes: a sentence for each
     decision. template: the chat template that we have for the checkpoint's id or its base's, if
-    any. repo: the backbone's Hub id, with its GGUF file if one was named. original: the GGUF file
-    that the backbone was converted from. is_own: whether the checkpoint is itself the backbone.
+    any. repo: the backbone's Hub id, with its GGUF file if one was named. written: a folder with
+    the settings of a GGUF file. is_own: whether the checkpoint is itself the backbone.
     """
 
     name: str
@@ -48,15 +48,18 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     template: KnownTemplate | None = None
     repo: str | None = None
-    original: Path | None = None
+    written: Path | None = None
     is_own: bool = False
 
     @property
     def source(self) -> Path:
-        """The backbone before any conversion: a folder, or a GGUF file."""
-        if self.weights.stored:
-            return self.backbone / self.weights.files[0]
-        return self.original or self.backbone
+        """The backbone: a folder, or a GGUF file."""
+        return self.backbone / self.weights.files[0] if self.weights.stored else self.backbone
+
+    @property
+    def settings(self) -> Path:
+        """The folder with the backbone's config and tokenizer."""
+        return self.written or self.backbone
 
     @property
     def base(self) -> str:

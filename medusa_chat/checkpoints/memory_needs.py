@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
@@ -15,6 +16,7 @@ from medusa_chat.messages import DeviceMemory
 from medusa_chat.units import gb
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "nf4")  # what --precision takes
+PLAIN_PRECISIONS = ("fp32", "bf16", "fp16")
 QUANTISED = ("int8", "nf4")  # on a CPU by our C where there is a compiler, else by bitsandbytes
 # What a process takes before any model, with the pages of libraries that a load touches: measured
 # with torch 2.13 for CPUs; and its tokenizer, for each token (measured from 49,152 to 262,144).
@@ -34,6 +36,7 @@ PLAIN = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 2, "nf4": 2}
 WIDE = 1024  # outputs from which oneDNN lays a linear out anew in fp32
 # what our C code makes of a linear's weight on a CPU: 32 numbers with a scale, and a floor
 ROUNDED = {"int8": 1 + 2 / 32, "nf4": 0.5 + 4 / 32}
+PIECES = 200_000_000  # what a load works in while it packs a GGUF file, at most
 BLOCK = 64  # weights of nf4 that share a scale
 # what a weight of nf4 takes more where its scale is in fp32 again
 UNNESTED = 4 / BLOCK - 1 / BLOCK - 4 / 16_384
@@ -100,12 +103,10 @@ def estimate(
     nodes: int,
     device: str = "cuda",
     cpu: Cpu = PLAIN_CPU,
-    kept: int = 0,
     is_adapted: bool = False,
 ) -> Estimate:
     """Memory for a context of `context` tokens and a tree of `nodes`. precision: fp32, bf16,
-    fp16, int8 or nf4. kept: bytes of the matrices of a GGUF file as our C code keeps them in place
-    of bf16. is_adapted: whether an adapter changes its weights. Raises ModelError."""
+    fp16, int8 or nf4. is_adapted: whether an adapter changes its weights. Raises ModelError."""
     size, plain = sizes(config), PLAIN[precision]
     is_native = device == "cpu" and runs_in_c(size, precision, cpu)
     is_cuda, in_c = device.startswith("cuda"), device == "cpu" and is_rounded(precision, cpu)
@@ -117,9 +118,6 @@ def estimate(
     weights = int(size.linears * linear) + (size.experts + size.rest) * plain + scales
     twice = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
     loading, words = 0, size.vocabulary * size.hidden
-    if kept and is_native and precision == "bf16":
-        loading, weights = _read(size, True), kept + words * plain  # tokens are read from the table
-        twice -= words * plain if size.is_tied else 0
     if in_c:
         loading = _read(size, not is_adapted)
         if is_native:  # the LM head has 8 bits; the table of a tied one stays as well
@@ -144,6 +142,52 @@ def estimate(
         loading=loading,
         mapped=0 if is_cuda else 2 * size.parameters,
     )
+
+
+def estimate_file(
+    files: BackboneFiles, heads: HeadsFile | None, context: int, nodes: int, cpu: Cpu = PLAIN_CPU
+) -> Estimate:
+    """The same of a GGUF file that is used as it is, on a CPU. Raises ModelError."""
+    size = sizes(files.config)
+    table = 2 * size.vocabulary * size.hidden  # of embeddings, beside an LM head
+    table -= 0 if size.is_tied else files.table
+    is_native = runs_in_c(size, "bf16", cpu)
+    return Estimate(
+        weights=files.packed + 2 * files.wide + table,
+        heads=2 * heads.parameters if heads else 0,
+        cache=2 * 2 * size.key_values * (context + MAX_NODES),
+        program=PROGRAM + TOKEN * size.vocabulary,
+        step=4 * nodes * size.vocabulary + (CPU_CHUNK * size.row * 4 if is_native else 0),
+        loading=PIECES,
+    )
+
+
+def estimates(
+    files: BackboneFiles,
+    heads: HeadsFile | None,
+    context: int,
+    nodes: int,
+    device: str = "cuda",
+    cpu: Cpu = PLAIN_CPU,
+    is_adapted: bool = False,
+) -> dict[str, Estimate]:
+    """The memory at every precision that a load can take: of a GGUF file first as it is, under the
+    name of its types, and then unpacked; it is never rounded again. Raises ModelError."""
+    found = {
+        precision: estimate(files.config, heads, precision, context, nodes, device, cpu, is_adapted)
+        for precision in (*PLAIN_PRECISIONS, *(() if files.stored else QUANTISED))
+    }
+    if not files.stored:
+        return found
+    unpacked = {precision: replace(parts, mapped=0) for precision, parts in found.items()}
+    if not is_used_as_it_is(files, device, cpu, is_adapted):
+        return unpacked
+    return {files.stored: estimate_file(files, heads, context, nodes, cpu), **unpacked}
+
+
+def is_used_as_it_is(files: BackboneFiles, device: str, cpu: Cpu, is_adapted: bool) -> bool:
+    """Whether our C code would multiply the blocks of a GGUF file."""
+    return files.packed > 0 and device == "cpu" and cpu.has_compiler and not is_adapted
 
 
 def _read(size: Sizes, is_mapped: bool) -> int:
@@ -202,19 +246,21 @@ def smaller_precisions(precision: str, in_c: bool = False) -> tuple[str, ...]:
     in_c: whether our C would multiply what is quantised. On a GPU int8 is none of them: nf4 takes
     half of its memory and a shorter step, and only --precision int8 chooses it."""
     falling = ("fp32", "bf16", "int8", "nf4") if in_c else ("fp32", "bf16", "nf4")
+    if precision not in PRECISIONS:  # a GGUF file as it is
+        return ()
     alike = "bf16" if precision in ("fp16", *(() if in_c else ("int8",))) else precision
     return falling[falling.index(alike) + 1 :]
 
 
 def automatic_precision(
-    memory: Mapping[str, Estimate], machine: DeviceMemory, cpu: Cpu, has_blocks: bool
+    memory: Mapping[str, Estimate], machine: DeviceMemory, cpu: Cpu, stored: str = ""
 ) -> str:
     """The precision that a load takes at "auto", of those in `memory`; empty where none fits.
-    has_blocks: whether our C code multiplies a GGUF file's own numbers."""
-    is_native = machine.device == "cpu" and has_blocks
-    preferred = "bf16" if is_native and machine.precision == "fp32" else machine.precision
-    in_c = machine.device == "cpu" and is_rounded("int8", cpu)
-    tried = (preferred, *smaller_precisions(preferred, in_c)) if preferred else ()
+    stored: what the types of a GGUF file are called."""
+    tried: tuple[str, ...] = (stored,) if stored in memory else ()
+    if not tried and machine.precision:
+        in_c = machine.device == "cpu" and is_rounded("int8", cpu)
+        tried = (machine.precision, *smaller_precisions(machine.precision, in_c))
     return next((p for p in tried if p in memory and memory[p].fits(machine.free)), "")
 
 
@@ -230,30 +276,30 @@ class MemoryNeeds:
 
     def at(self, precision: str, context: int | None = None) -> Estimate | None:
         """The memory it takes; None for a config that the estimate cannot read."""
+        found, tokens = self.found, context or self.context
+        is_adapted = found.adapter is not None
         try:
-            return estimate(
-                self.found.weights.config,
-                self.found.heads,
+            if precision == found.weights.stored:
+                return estimate_file(found.weights, found.heads, tokens, NODES, self.cpu)
+            parts = estimate(
+                found.weights.config,
+                found.heads,
                 precision,
-                context or self.context,
+                tokens,
                 NODES,
                 self.device,
                 self.cpu,
-                self._kept,
-                self.found.adapter is not None,
+                is_adapted,
             )
         except ModelError:
             return None
+        return replace(parts, mapped=0) if found.weights.stored else parts
 
     @property
-    def _kept(self) -> int:
-        """Bytes of the matrices that our C code can keep as a GGUF file has them."""
-        return 0 if self.found.adapter else self.found.weights.kept
-
-    @property
-    def multiplies_numbers(self) -> bool:
-        """Whether our C code would multiply a GGUF file's own numbers, at bf16."""
-        return self._kept > 0 and self.runs_in_c("bf16")
+    def is_used_as_it_is(self) -> bool:
+        """Whether our C code would multiply the blocks of the checkpoint's GGUF file."""
+        is_adapted = self.found.adapter is not None
+        return is_used_as_it_is(self.found.weights, self.device, self.cpu, is_adapted)
 
     def runs_in_c(self, precision: str) -> bool:
         """Whether our C code would decode it; False where the config is unknown."""
@@ -269,13 +315,17 @@ class MemoryNeeds:
 
     def widens(self, precision: str) -> bool:
         """Whether our C code would multiply weights of bf16 in fp32, which they stay in memory."""
-        if precision != "fp32" or self.found.adapter is not None or not self.runs_in_c("fp32"):
+        if precision != "fp32" or self.found.adapter is not None or self.found.weights.stored:
+            return False
+        if not self.runs_in_c("fp32"):
             return False
         size = sizes(self.found.weights.config)
         return size.is_bf16 and self.found.weights.bytes < 3 * size.parameters  # as its files say
 
     def smaller(self, precision: str) -> tuple[str, ...]:
-        """See smaller_precisions."""
+        """See smaller_precisions; none of a GGUF file, which is never rounded again."""
+        if self.found.weights.stored:
+            return ()
         return smaller_precisions(precision, self.rounds("int8"))
 
     def fits(self, precision: str, context: int | None = None) -> bool:
@@ -315,7 +365,12 @@ class MemoryNeeds:
     def _remedy(self, precision: str) -> str:
         """Advice from the estimate on what would fit; if it says that this fits, it was too low."""
         if self.fits(precision):
-            return "close other programs, or try a smaller --max-context or --precision nf4"
+            smaller = "" if self.found.weights.stored else " or --precision nf4"
+            return f"close other programs, or try a smaller --max-context{smaller}"
+        if self.is_used_as_it_is and precision != self.found.weights.stored:
+            parts = self.at(self.found.weights.stored)
+            if parts is not None and self.free is not None and parts.fits(self.free):
+                return f"--precision auto, the file as it is, would fit ({_size(parts)})"
         for other in self.smaller(precision):
             if self.fits(other):
                 return f"--precision {other} would fit ({_size(self.at(other))})"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from medusa_chat.checkpoints import devices, native_build
+from medusa_chat.checkpoints.gguf_rows import FileRows
 from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
@@ -39,6 +40,10 @@ from medusa_chat.units import gb
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
 NATIVE_DISABLED = "native backend disabled: its output differs from PyTorch's"
+UNPACKED = (
+    "a GGUF file as it is needs our C library, which does not work here (the log says why): "
+    "choose --precision bf16, which unpacks it in memory"
+)
 UNROUNDED = (
     "int8 and nf4 on a CPU need our C library, which does not work here (the log says why): "
     "choose --precision bf16"
@@ -134,22 +139,29 @@ def _on_cpu(
     can_run: bool,
 ) -> tuple[StepBackend, str, list[str]]:
     """The same on a CPU. can_run: whether our C knows such a model."""
-    settled = devices.settle_threads(model, *filter(None, [heads]))
-    library = native_build.library() if can_run or isinstance(keep, Quantised) else None
+    is_file = isinstance(keep, FileRows)
+    settled = devices.settle_threads(model, *filter(None, [heads]), beside=keep.bytes)
+    library = native_build.library() if can_run or is_file or isinstance(keep, Quantised) else None
     pack_layer = native = None
     if library is not None:
-        native = NativeLibrary(library, devices.native_threads(model))
+        native = NativeLibrary(library, devices.native_threads(model, beside=keep.bytes))
         if can_run:
             pack_layer = layer_packer(model, native, keep)
-        elif isinstance(keep, Quantised):
+        elif is_file or isinstance(keep, Quantised):
             quantise_linears(model, native, keep)
-    if isinstance(keep, Quantised) and (native is None or can_run and pack_layer is None):
-        raise ModelError(UNROUNDED)
+    if native is None or can_run and pack_layer is None:
+        if isinstance(keep, Quantised):
+            raise ModelError(UNROUNDED)
+        if is_file:
+            raise ModelError(UNPACKED)
+    if is_file and native is not None:
+        native_step.pack_lm_head(model, native, keep)
     if keep.dtype is not None and pack_layer is None:
         convert_parameters(model, keep.dtype, with_linears=True)
     notes = replace_submodules(model, packs=pack_layer is None, pack_layer=pack_layer)
     notes += release(model)
-    copy_out_of_files(model)
+    if not is_file:
+        copy_out_of_files(model)
     backbone = Backbone(model, context)
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None
@@ -169,7 +181,7 @@ def _said_of_kept(keep: WeightStorage, size: int) -> str:
     """What lies in memory as whole numbers, of so many bytes."""
     if isinstance(keep, Quantised):
         return f"weights are rounded to {keep.bits} bits, 32 with one scale ({gb(size)})"
-    return f"matrices are multiplied as the file has them ({gb(size)}), not as they were converted"
+    return f"matrices are multiplied as the file has them ({gb(size)})"
 
 
 def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> tuple[StepBackend, str]:

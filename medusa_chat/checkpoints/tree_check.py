@@ -325,7 +325,8 @@ def _nf4_weight_of_cpu_layout(packed: Tensor, state: Any) -> Tensor:
 def _known_file(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> Path:
     """The file that caches this model's check; it may not exist."""
     backbone = backend.backbone
-    files = [checkpoint.backbone / name for name in ("config.json", *checkpoint.weights.files)]
+    files = [checkpoint.backbone / name for name in checkpoint.weights.files]
+    files += [] if checkpoint.weights.stored else [checkpoint.backbone / "config.json"]
     if checkpoint.adapter is not None:
         files += [checkpoint.adapter, checkpoint.adapter.with_name(CONFIG)]
     facts = [

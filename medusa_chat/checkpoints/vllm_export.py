@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.fetch import fetch
-from medusa_chat.checkpoints.gguf_backbone import converted
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import (
     LAYER,
     LM_HEAD,
@@ -30,13 +30,16 @@ from medusa_chat.checkpoints.head_weights import (
     read_heads,
     tensors_of,
 )
+from medusa_chat.checkpoints.kept_copies import ABOUT
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.weights import read_lm_head, weight_files
+from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.checkpoints.weights import config_of, read_lm_head, read_model, weight_files
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError, first_line
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
+from medusa_chat.units import gb
 
 BACKBONE = "backbone"  # the subfolder for the backbone, where that is written too
 SETTINGS = (".json", ".jinja", ".model", ".txt")  # suffixes of the files beside the weights
@@ -123,7 +126,8 @@ def export_vllm(
     request: LoadRequest, output: Path
 ) -> Iterator[tuple[LoadPhase, VllmExport | None]]:
     """Write the heads of a checkpoint in vLLM's format, phase by phase (messages.LoadPhase); the
-    last phase is "ready", with what was written. A GGUF file is converted to bf16 first.
+    last phase is "ready", with what was written. The backbone of a GGUF file is written beside
+    them, in bf16, as vLLM reads it; its size is told first.
 
     Raises UsageError where `output` exists, ModelError for heads that vLLM cannot express, and
     MedusaChatError where they cannot be written; no partial folder is left behind."""
@@ -133,11 +137,21 @@ def export_vllm(
     yield LoadPhase("resolve"), None
     checkpoint = yield from fetch(request)
     _refuse(checkpoint)
-    checkpoint = yield from converted(checkpoint, "bf16")
-    yield LoadPhase("read"), None
+    checkpoint = with_settings(checkpoint)
+    yield LoadPhase("read", note=_unpacking(checkpoint)), None
     heads, notes = _read(checkpoint)
     size = _write(output, checkpoint, heads)
     yield LoadPhase("ready"), _described(output, size, checkpoint, heads, notes)
+
+
+def _unpacking(checkpoint: Checkpoint) -> str:
+    """What is written of a GGUF file; empty for none."""
+    if not checkpoint.weights.stored:
+        return ""
+    size = gb(2 * sizes(checkpoint.weights.config).parameters)
+    return (
+        f"{checkpoint.source.name} is unpacked to bf16, for vLLM: {size} in memory and on the disk"
+    )
 
 
 def _refuse(checkpoint: Checkpoint) -> None:
@@ -156,7 +170,7 @@ def _refuse(checkpoint: Checkpoint) -> None:
 
 def _read(checkpoint: Checkpoint) -> tuple[VllmHeads, list[str]]:
     """The heads in vLLM's terms, and notes."""
-    config = weights.config_of(checkpoint)
+    config = config_of(checkpoint)
     heads, notes = read_heads(checkpoint, config)
     assert heads is not None
     vocabulary = int(config.get_text_config().vocab_size)
@@ -175,7 +189,7 @@ def _write(output: Path, checkpoint: Checkpoint, heads: VllmHeads) -> int:
     """Write the whole folder or nothing -> its bytes."""
 
     def fill(folder: Path) -> None:
-        own = has_heads_beside(checkpoint)
+        own = writes_backbone(checkpoint)
         base = BACKBONE if own else checkpoint.repo or str(checkpoint.source.resolve())
         config = {**heads.config, "base_model_name_or_path": base}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
@@ -200,13 +214,12 @@ def _described(
     output: Path, size: int, checkpoint: Checkpoint, heads: VllmHeads, notes: list[str]
 ) -> VllmExport:
     served = str(checkpoint.backbone.resolve())
-    if has_heads_beside(checkpoint):
+    if writes_backbone(checkpoint):
         served = str(output / BACKBONE)
-        notes.append(
-            f"{served} is the backbone without the heads, which vLLM would read as its own weights"
-        )
-    elif checkpoint.original is not None:
-        notes.append(f"the backbone is {checkpoint.original.name}, converted to bf16 here")
+        why = "the backbone without the heads, which vLLM would read as its own weights"
+        if checkpoint.weights.stored:
+            why = f"{checkpoint.source.name} unpacked to bf16"
+        notes.append(f"{served} is {why}")
     elif checkpoint.repo is not None:
         served = checkpoint.repo
     config = heads.config
@@ -216,6 +229,11 @@ def _described(
 
 def _exists(output: Path) -> UsageError:
     return UsageError(f"{output} exists: give another DIR, or move it away")
+
+
+def writes_backbone(checkpoint: Checkpoint) -> bool:
+    """Whether the backbone is written beside the heads."""
+    return bool(checkpoint.weights.stored) or has_heads_beside(checkpoint)
 
 
 def has_heads_beside(checkpoint: Checkpoint) -> bool:
@@ -231,6 +249,9 @@ def write_plain_backbone(folder: Path, checkpoint: Checkpoint) -> None:
     weights as safetensors, file by file, without the tensors of the heads. Raises OSError and
     SafetensorError."""
     folder.mkdir()
+    if checkpoint.weights.stored:
+        _write_unpacked(folder, checkpoint)
+        return
     for file in sorted(checkpoint.backbone.iterdir()):
         is_setting = file.suffix in SETTINGS and not file.name.endswith(INDEX)
         if is_setting and file.is_file() and file.name != CALIBRATION_FILE:
@@ -242,6 +263,15 @@ def write_plain_backbone(folder: Path, checkpoint: Checkpoint) -> None:
     if set(places.values()) != {"model.safetensors"}:
         index = {"metadata": {}, "weight_map": places}
         (folder / f"model.safetensors{INDEX}").write_text(json.dumps(index), "utf-8")
+
+
+def _write_unpacked(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the model of a GGUF file in bf16, with its settings."""
+    model = read_model(checkpoint, config_of(checkpoint), "bf16", torch.device("cpu"))
+    model.save_pretrained(folder)
+    for file in checkpoint.settings.iterdir():
+        if file.suffix in SETTINGS and file.name != ABOUT:
+            shutil.copyfile(file, folder / file.name)
 
 
 def _without_heads(target: Path, file: Path, checkpoint: Checkpoint) -> list[str]:

@@ -1,28 +1,20 @@
 """How the backbone's weights are stored in memory where our C code multiplies them.
 
-Unchanged, rounded by us, or as the quantised rows of a GGUF file.
+Unchanged, rounded by us, or as the rows of a GGUF file (gguf_rows.py).
 """
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.device_plan import DevicePlan
-from medusa_chat.checkpoints.gguf_backbone import GgufWeights
-from medusa_chat.checkpoints.layouts.gguf_header import KEPT
+from medusa_chat.checkpoints.gguf_rows import FileRows
+from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.layouts.headers import read_header
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import this_cpu
 from medusa_chat.checkpoints.memory_needs import is_rounded
-from medusa_chat.decoding.backends.native_weights import (
-    UNCHANGED,
-    Quantised,
-    StoredRows,
-    WeightStorage,
-)
-from medusa_chat.errors import ModelError
+from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised, WeightStorage
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BITS = {"int8": 8, "nf4": 4}
@@ -52,50 +44,14 @@ def read_dtype(found: Checkpoint, keep: WeightStorage) -> torch.dtype | None:
 
 
 def keep_of(found: Checkpoint, plan: DevicePlan) -> WeightStorage:
-    """Quantised for a quantised precision, a GGUF file's own numbers in bf16, widened in fp32 where
-    the files are bf16; else unchanged, as where our C does not multiply. Raises ModelError."""
+    """A GGUF file's own rows where it is used as it is, quantised for a quantised precision,
+    widened in fp32 where the files are bf16; else unchanged, as where our C does not multiply.
+    Raises ModelError."""
+    if plan.is_packed:
+        return FileRows(GgufWeights.of(found))
     rounded = rounding(plan.precision, plan.needs.device)
     if isinstance(rounded, Quantised):
         return rounded
     if plan.needs.widens(plan.precision) and file_dtype(found) == torch.bfloat16:
         return WeightStorage(torch.float32)
-    return stored_rows(found) if plan.is_native and plan.precision == "bf16" else UNCHANGED
-
-
-def stored_rows(found: Checkpoint) -> WeightStorage:
-    """The quantised weights of the GGUF file that the backbone was converted from, where there is
-    one. Raises ModelError."""
-    if found.original is None or found.adapter is not None:
-        return UNCHANGED
-    return FileRows(GgufWeights.of(found.original, found.weights.config, "bf16"))
-
-
-class FileRows(WeightStorage):
-    """The quantised weights of one file, tensor by tensor."""
-
-    def __init__(self, weights: GgufWeights) -> None:
-        super().__init__()
-        self._weights = weights
-        self._places = {name: key for key, name in weights.names.items()}
-
-    def __call__(self, name: str, weight: Tensor) -> StoredRows | Tensor:
-        """The rows of the tensor of this name; the weight [outs, ins] itself where it is not
-        stored so, or where they are not that weight. Raises ModelError."""
-        rows = self.stored(name)
-        return weight if rows is None or not rows.stands_for(weight) else rows
-
-    def stored(self, name: str) -> StoredRows | None:
-        """The rows of a tensor by its name in transformers; None where the file has no such tensor
-        or stores it in a type that C does not multiply. Raises ModelError."""
-        key = self._places.get(name)
-        tensor = self._weights.header.tensors[key] if key is not None else None
-        if key is None or tensor is None or tensor.type not in KEPT or len(tensor.shape) != 2:
-            return None
-        try:
-            rows = np.concatenate(list(self._weights.rows(key)))
-        except OSError as error:
-            file = self._weights.file.with_name(tensor.file)
-            raise ModelError(
-                f"{file} cannot be read ({error.strerror or error}): try again"
-            ) from error
-        return StoredRows(tensor.type, torch.from_numpy(rows), tensor.shape[1])
+    return UNCHANGED

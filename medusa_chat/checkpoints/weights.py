@@ -24,6 +24,8 @@ from transformers.utils import logging as transformers_logging
 
 from medusa_chat.checkpoints import kept_copies, pickle_sandbox
 from medusa_chat.checkpoints.devices import held_bytes, is_exhausted
+from medusa_chat.checkpoints.gguf_model import empty_gguf_model, gguf_model, read_gguf_lm_head
+from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.kept_copies import Origin
 from medusa_chat.checkpoints.layouts.folders import model_files
 from medusa_chat.checkpoints.layouts.source import LocalFolder
@@ -103,22 +105,30 @@ def read_backbone(
     device: torch.device,
     device_map: Mapping[str, int | str] | None = None,
     dtype: torch.dtype | None = None,
+    is_packed: bool = False,
 ) -> tuple[Any, list[str]]:
     """The backbone, frozen, and what to tell of it. Pickled weights go through the sandbox first;
     what bitsandbytes quantises is read from what was kept of it, else kept. device_map: module ->
-    where it lies; None for all on `device`. dtype: to read it in, instead. Raises ModelError."""
+    where it lies; None for all on `device`. dtype: to read it in, instead. is_packed: whether
+    the matrices of a GGUF file stay there until our C packs them. Raises ModelError."""
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     half = _half(device, config)
+    generation = read_generation_config(found.settings, config)
+    if found.weights.stored:
+        kind = kinds.get(precision, torch.bfloat16)
+        model = gguf_model(found, config, kind, device, is_packed)
+        model.generation_config = generation
+        return _frozen(model), not_applied(generation)
     options = {
-        "generation_config": (generation := read_generation_config(found.backbone, config)),
+        "generation_config": generation,
         "dtype": dtype or kinds.get(precision, half),
         "device_map": dict(device_map) if device_map else {"": device},
     }
     notes = not_applied(generation)
     if dtype is not None or precision not in QUANTISED:
-        is_packed = getattr(config, "quantization_config", None) is not None
+        was_quantised = getattr(config, "quantization_config", None) is not None
         model = _read(_safe_folder(found), found.backbone, config=config, **options)
-        if is_packed:
+        if was_quantised:
             _unify(model, options["dtype"])
         return _frozen(model), notes
     kept = _quantised_before(found, precision, str(half))
@@ -139,8 +149,12 @@ def empty_model(found: Checkpoint, config: Any) -> Any:
     """The backbone on no device, without values. Raises ModelError for a config of which no model
     can be made, and where safetensors files hold other tensors than it has."""
     weights = found.weights
+    if weights.stored:
+        model = empty_gguf_model(found, config, torch.float32)
+        GgufWeights.of(found).refuse_unlike(model)
+        return model
     is_quantised = getattr(config, "quantization_config", None) is not None
-    if not (weights.stored or weights.is_pickled or is_quantised):
+    if not (weights.is_pickled or is_quantised):
         options = {"config": config, "device_map": {"": "meta"}, "dtype": torch.float32}
         return _read(found.backbone, found.backbone, **options)
     try:
@@ -388,6 +402,8 @@ def _bitsandbytes_config(precision: str, half: torch.dtype) -> BitsAndBytesConfi
 def read_lm_head(found: Checkpoint, config: Any) -> LogitHead:
     """The LM head of a backbone on the CPU, its weight [V, d] in the dtype of the file. A family
     whose files name it otherwise than the model is read whole, in bf16. Raises ModelError."""
+    if found.weights.stored:
+        return read_gguf_lm_head(found, config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     linear, embeddings = model.get_output_embeddings(), model.get_input_embeddings()

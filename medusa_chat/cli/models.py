@@ -177,7 +177,8 @@ def kept_lines(kept: tuple[KeptCopy, ...]) -> Iterator[str]:
         yield "converted or quantised copies (medusa-chat models rm deletes them)"
     for one in kept:
         how = "" if one.kind == "quantised" else "converted to "
-        yield f"  {gb(one.bytes):>9}  {one.name}  ({how}{one.precision})"
+        old = ", of an earlier version: no longer read" if one.kind == kept_copies.OLD else ""
+        yield f"  {gb(one.bytes):>9}  {one.name}  ({how}{one.precision}{old})"
 
 
 def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]:

@@ -79,8 +79,7 @@ class ProgressLine:
             note(text)
 
     def show_bytes(self, phase: LoadPhase) -> None:
-        """The phase's note, once, then bytes, speed and time left."""
-        self.note_once(phase.note)
+        """Bytes, speed and time left."""
         self.tell("  ".join([f"{phase.name}ing", *transfer(phase.done, phase.total, phase.rate)]))
 
     def note_once(self, text: str) -> None:
@@ -103,7 +102,8 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
     line = ProgressLine()
     try:
         for phase in phases:
-            if phase.name in ("download", "convert"):
+            line.note_once(phase.note)
+            if phase.name == "download":
                 line.show_bytes(phase)
             elif not verbose:
                 line.show(f"loading: {phase.name}")

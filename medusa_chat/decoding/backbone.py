@@ -220,17 +220,23 @@ class LogitHead:
         return logits if linear.bias is None else logits.add_(linear.bias)
 
     def rows(self, tokens: Tensor) -> "LogitHead | None":
-        """The LM head of the tokens int64 [S] alone, a copy of their rows: [m, d] -> [m, S]; None
-        where rows cannot be taken: in 4 or 8 bits."""
-        weight, bias = getattr(self.linear, "weight", None), getattr(self.linear, "bias", None)
-        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+        """The LM head of the tokens int64 [S] alone, a copy of their rows: [m, d] -> [m, S], in
+        bf16 of one that our C packed; None where rows cannot be taken: in 4 or 8 bits of
+        bitsandbytes."""
+        linear: Any = self.linear
+        weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
+        if hasattr(linear, "rows"):
+            rows = linear.rows(tokens).bfloat16()
+        elif weight is None or weight.dim() != 2 or not weight.is_floating_point():
             return None
-        chosen = tokens.to(weight.device)
+        else:
+            rows = weight.detach()[tokens.to(weight.device)]
         with torch.device("meta"):
-            short = nn.Linear(weight.shape[1], len(chosen), bias is not None)
-        short.weight = nn.Parameter(weight.detach()[chosen], requires_grad=False)
+            short = nn.Linear(rows.shape[1], len(rows), bias is not None)
+        short.weight = nn.Parameter(rows, requires_grad=False)
         if bias is not None:
-            short.bias = nn.Parameter(bias.detach()[chosen], requires_grad=False)
+            chosen = bias.detach()[tokens.to(bias.device)].to(rows.dtype)
+            short.bias = nn.Parameter(chosen, requires_grad=False)
         head = copy(self)
         head.linear = short
         return head

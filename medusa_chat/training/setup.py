@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from medusa_chat.checkpoints import devices, weights
+from medusa_chat.checkpoints.device_plan import refuse_rounding
 from medusa_chat.checkpoints.fetch import fetch
-from medusa_chat.checkpoints.gguf_backbone import converted
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.decoding.backbone import LogitHead
@@ -99,8 +101,8 @@ class TrainingSetup:
 def prepare_setup(
     request: TrainRequest, group: ProcessGroup
 ) -> Generator[Stage, None, TrainingSetup]:
-    """Everything about the backbone except its weights; a Stage for its download, and for the
-    conversion of its file. Raises ModelError, DeviceError, UsageError."""
+    """Everything about the backbone except its weights; a Stage for its download. Raises
+    ModelError, DeviceError, UsageError."""
     source: Checkpoint = yield from stages_of(
         fetch(LoadRequest(request.backbone, offline=request.offline))
     )
@@ -112,13 +114,22 @@ def prepare_setup(
     device = devices.choose_device(_device_name(request.device, group))
     precision, reason = devices.choose_precision(request.precision, device)
     base = Base(source.repo or request.backbone, None if source.repo else source.source)
-    source = yield from stages_of(converted(source, precision))
-    with closing(TokenizerTrial(source.backbone)) as trial:
+    refuse_rounding(source, precision)
+    source = with_settings(source)
+    with closing(TokenizerTrial(source.settings)) as trial:
         trial.refuse()
-    tokenizer = read_tokenizer(source.backbone)
+    tokenizer = read_tokenizer(source.settings)
     _require_teacher(request.recipe, precision)
     length = _sequence_length(request, config.get_text_config())
-    return TrainingSetup(base, source, config, tokenizer, device, precision, length, [reason])
+    notes = [reason, *_unpacking(source, precision)]
+    return TrainingSetup(base, source, config, tokenizer, device, precision, length, notes)
+
+
+def _unpacking(source: Checkpoint, precision: str) -> Iterator[str]:
+    """What it takes to train on a packed GGUF file."""
+    if source.weights.packed:
+        size = sizes(source.weights.config).parameters * (4 if precision == "fp32" else 2)
+        yield f"{source.source.name} is unpacked to {precision} in memory: {gb(size)}"
 
 
 def stages_of(steps: Iterator[tuple[LoadPhase, Any]]) -> Generator[Stage, None, Any]:

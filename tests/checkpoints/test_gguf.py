@@ -1,11 +1,10 @@
-"""A GGUF file is converted once, exactly, and then loads like any folder."""
+"""A GGUF file is read straight into a model, to the bit, and writes nothing but its settings."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from importlib import metadata
 from types import SimpleNamespace
 
@@ -14,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
-from safetensors.torch import load_file
 from support import gguf_models
 from support.checkpoints import write_checkpoint, write_heads
 from support.gguf_families import MODELS, NAMES, YARN
-from support.gguf_models import BOS, END, text, tiny_model, write_gguf
+from support.gguf_models import BOS, END, old_copy, text, tiny_model, write_gguf
 from support.loading import answer
 from transformers import (
     AutoConfig,
@@ -29,8 +27,9 @@ from transformers import (
 )
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.gguf_backbone import converted, converted_folder
+from medusa_chat.checkpoints import device_plan, kept_copies
+from medusa_chat.checkpoints.gguf_settings import with_settings
+from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.weights import config_of, read_config, read_model
@@ -87,8 +86,15 @@ def model_of(family, **changes):
     return tiny_model(family.split()[0], **FAMILIES[family] | changes)
 
 
-def converted_from(path, precision="fp32"):
-    return converted_folder(Checkpoint.find(LoadRequest(str(path))), precision)
+def found_in(path):
+    """The file with the folder of its settings."""
+    return with_settings(Checkpoint.find(LoadRequest(str(path))))
+
+
+def read(path, precision="fp32"):
+    """The model in a file, unpacked."""
+    found = found_in(path)
+    return read_model(found, config_of(found), precision, CPU)
 
 
 def loads(path, **options):
@@ -101,8 +107,8 @@ def loads(path, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_path):
     model = model_of(family)
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model))
-    again = read_model(found, config_of(found), "fp32", CPU)
+    path = write_gguf(tmp_path / "a.gguf", model)
+    found, again = found_in(path), read(path)
     states = model.state_dict(), again.state_dict()
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
@@ -112,7 +118,7 @@ def test_a_model_comes_back_as_it_was_before_it_became_a_gguf_file(family, tmp_p
             assert torch.equal(tensor, states[1][name]), name
     ids = torch.arange(40)[None]
     assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
-    config = read_config(found.backbone).to_dict()
+    config = read_config(found.settings).to_dict()
     assert config["architectures"] == [type(model).__name__]
     for key, value in model.config.to_dict().items():
         if key not in UNTOLD:
@@ -135,10 +141,10 @@ def rounded(value):
 )
 def test_a_file_of_a_vision_language_model_is_its_text_part(family, name, tmp_path):
     model, sections = model_of(family), {f"{name}__rope__dimension_sections": [2, 1, 1, 0]}
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model, family=name, **sections))
-    config, states = read_config(found.backbone), model.state_dict()
+    path = write_gguf(tmp_path / "a.gguf", model, family=name, **sections)
+    config, states = read_config(found_in(path).settings), model.state_dict()
     assert config.model_type == family
-    again = read_model(found, config, "fp32", CPU).state_dict()
+    again = read(path).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in states.items())
 
 
@@ -160,16 +166,15 @@ def test_a_quantised_file_is_the_model_quantised_answers_and_takes_what_was_esti
     report = json.loads(capsys.readouterr().out)
     assert report["family"] == model.config.model_type
     assert report["parameters"] == pytest.approx(model.num_parameters(), rel=0.03)
-    (kept,) = kept_copies.kept()
-    found = load_file(kept.folder / "model.safetensors")
+    found = read(path).state_dict()
     for name, tensor in model.state_dict().items():
         is_rows = tensor.squeeze().dim() > 1 and not name.endswith(("_bias", "kv_b_proj.weight"))
         if is_rows and name in found:
             is_turned = family == "gpt_oss" and tensor.dim() == 3
             rows = tensor.transpose(1, 2).contiguous() if is_turned else tensor
             stored = gguf.quantize(rows.numpy(), gguf.GGMLQuantizationType.Q8_0)
-            read = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
-            wanted = read.transpose(1, 2) if is_turned else read
+            plain = torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType.Q8_0))
+            wanted = plain.transpose(1, 2) if is_turned else plain
             assert torch.equal(found[name], wanted), name
 
 
@@ -180,7 +185,7 @@ def test_experts_are_to_the_bit_those_that_transformers_reads(family, widths, ki
     told = dict(zip(names, widths, strict=False))  # transformers 5.23 takes them from its defaults
     path = write_gguf(tmp_path / "a.gguf", model_of(family, **told), kind)
     theirs = read_by_transformers(path, torch.float32)
-    ours = load_file(converted_from(path).backbone / "model.safetensors")
+    ours = read(path).state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
@@ -198,10 +203,9 @@ def read_by_transformers(path, dtype):
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_weights_are_to_the_bit_those_that_transformers_reads(kind, precision, tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(**WIDE), kind)
-    found = converted_from(path, precision)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     theirs = read_by_transformers(path, dtype)
-    ours = load_file(found.backbone / "model.safetensors")
+    ours = read(path, precision).state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
@@ -209,22 +213,22 @@ def test_weights_are_to_the_bit_those_that_transformers_reads(kind, precision, t
 def test_config_tokenizer_and_template_are_those_that_transformers_reads(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(), tokenizer__ggml__eot_token_id=BOS)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<pad>", "chat_template": "x"}')
-    found = converted_from(path)
+    found = found_in(path)
     theirs = AutoConfig.from_pretrained(tmp_path, gguf_file="a.gguf").to_dict()
-    ours = read_config(found.backbone).to_dict()
+    ours = read_config(found.settings).to_dict()
     own = ("_name_or_path", "_model_name_or_path", "architectures", "dtype", "unk_token_id")
     assert {k: v for k, v in ours.items() if k not in own} == {
         k: v for k, v in theirs.items() if k not in own
     }
     (tmp_path / "tokenizer_config.json").unlink()
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="a.gguf")
-    ours = AutoTokenizer.from_pretrained(found.backbone)
+    ours = AutoTokenizer.from_pretrained(found.settings)
     for said in ("hello the hedgehog", "<|im_start|>user\nhi<|im_end|>", "  été 12 \U0001f600"):
         assert ours(said).input_ids == theirs(said).input_ids
     assert ours.chat_template == theirs.chat_template and ours.chat_template
     added = {"<|endoftext|>": gguf_models.ROWS}  # by theirs, beyond the embeddings
     assert ours.eos_token_id == END and ours.get_vocab() | added == theirs.get_vocab()
-    ends = json.loads((found.backbone / "generation_config.json").read_text())["eos_token_id"]
+    ends = json.loads((found.settings / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [END, BOS]
 
 
@@ -235,10 +239,8 @@ def test_keys_that_no_layer_of_gemma4_reads_are_left_out(tmp_path, monkeypatch):
     more = dict.fromkeys(names, np.ones((16, 32), np.float32))
     more |= {"blk.3.attn_k_norm.weight": np.ones(8, np.float32)}
     monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **more})
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model))
-    assert load_file(found.backbone / "model.safetensors").keys() == {
-        name for name in model.state_dict() if name != "lm_head.weight"
-    }
+    again = read(write_gguf(tmp_path / "a.gguf", model)).state_dict()
+    assert again.keys() == model.state_dict().keys()
 
 
 def test_layers_that_draft_tokens_are_left_out(tmp_path, monkeypatch):
@@ -249,11 +251,11 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path, monkeypatch):
     }
     monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **more})
     told = {"glm4moe__block_count": 4, "glm4moe__nextn_predict_layers": 1}
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
-    assert load_file(found.backbone / "model.safetensors").keys() == model.state_dict().keys()
+    again = read(write_gguf(tmp_path / "a.gguf", model, **told)).state_dict()
+    assert again.keys() == model.state_dict().keys()
     told["glm4moe__nextn_predict_layers"] = 4
     with pytest.raises(ModelError, match=r"no valid glm4moe\.nextn_predict_layers"):
-        converted_from(write_gguf(tmp_path / "b.gguf", model, **told))
+        read(write_gguf(tmp_path / "b.gguf", model, **told))
 
 
 def test_an_older_file_of_deepseek_has_keys_and_values_whole(tmp_path, monkeypatch):
@@ -272,8 +274,7 @@ def test_an_older_file_of_deepseek_has_keys_and_values_whole(tmp_path, monkeypat
         monkeypatch.setattr(gguf.GGUFWriter, key, lambda *_: None)
     told = {"key_length": 40, "value_length": 16, "head_count_kv": 4}
     told = {f"deepseek2__attention__{key}": value for key, value in told.items()}
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
-    again = read_model(found, config_of(found), "fp32", CPU).state_dict()
+    again = read(write_gguf(tmp_path / "a.gguf", model, **told)).state_dict()
     assert all(torch.equal(tensor, again[key]) for key, tensor in model.state_dict().items())
 
 
@@ -284,7 +285,7 @@ def test_parts_of_keys_and_values_that_do_not_fit_are_refused(shape, tmp_path, m
     monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **wrong})
     path = write_gguf(tmp_path / "a.gguf", model_of("deepseek_v2"))
     with pytest.raises(ModelError, match=r"kv_b_proj.weight is \(\), \(192, 32\) was expected"):
-        converted_from(path)
+        read(path)
 
 
 def test_another_way_to_choose_experts_is_refused(tmp_path):
@@ -292,7 +293,7 @@ def test_another_way_to_choose_experts_is_refused(tmp_path):
         tmp_path / "a.gguf", model_of("minimax_m2"), **{"minimax-m2__expert_gating_func": 1}
     )
     with pytest.raises(ModelError, match="chooses experts by the function 1"):
-        converted_from(path)
+        read(path)
 
 
 def test_a_gemma4_vocabulary_is_read_as_its_own_tokenizer_class_reads_it(tmp_path):
@@ -302,7 +303,7 @@ def test_a_gemma4_vocabulary_is_read_as_its_own_tokenizer_class_reads_it(tmp_pat
     ids = {token: index for index, token in enumerate(vocabulary)}
     theirs = GemmaTokenizer(vocab=ids, merges=[("h", "e"), ("\u2581", "he")])
     theirs.add_tokens(["<|turn>", "<turn|>"])
-    ours = AutoTokenizer.from_pretrained(converted_from(path).backbone)
+    ours = AutoTokenizer.from_pretrained(found_in(path).settings)
     for said in ("he  he", " he\n\nthe", "<|turn>he<turn|>\n", "\u00e9t\u00e9"):
         begin, *found = ours(said).input_ids
         assert begin == 2 and found == theirs(said).input_ids, said
@@ -330,14 +331,14 @@ def test_tokens_that_are_to_be_suppressed_are_named_by_a_note(tmp_path):
 def test_a_gemma4_file_whose_numbers_do_not_fit_is_refused(told, expected, tmp_path):
     path = write_gguf(tmp_path / "a.gguf", model_of("gemma4"), **told)
     with pytest.raises(ModelError, match=expected):
-        converted_from(path)
+        read(path)
 
 
 def test_mistral3_without_a_scale_by_position_is_mistral(tmp_path, monkeypatch):
     monkeypatch.setitem(NAMES, "mistral", "mistral3")
     model = tiny_model("mistral", sliding_window=None, rope_parameters=YARN)
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model))
-    again = read_model(found, config_of(found), "fp32", CPU)
+    path = write_gguf(tmp_path / "a.gguf", model)
+    again = read(path)
     assert again.config.model_type == "mistral" and again.config.sliding_window is None
     ids = torch.arange(40)[None]
     assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
@@ -347,7 +348,7 @@ def test_a_count_for_each_layer_is_read_where_all_are_the_same(tmp_path):
     path = write_gguf(
         tmp_path / "a.gguf", model_of("granite"), granite__attention__head_count_kv=[2, 2]
     )
-    assert read_config(converted_from(path).backbone).num_key_value_heads == 2
+    assert read_config(found_in(path).settings).num_key_value_heads == 2
 
 
 def test_gates_and_ups_of_two_shapes_are_refused(tmp_path, monkeypatch):
@@ -356,13 +357,13 @@ def test_gates_and_ups_of_two_shapes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_models, "tensors_of", lambda *given: {**tensors(*given), **wrong})
     path = write_gguf(tmp_path / "a.gguf", model_of("mixtral"))
     with pytest.raises(ModelError, match=r"gate_up_proj is \(\), \(4, 128, 32\) was expected"):
-        converted_from(path)
+        read(path)
 
 
 def test_no_space_is_put_before_a_text_where_the_file_says_so(tmp_path):
     told = {"tokenizer__ggml__add_space_prefix": False}
     path = write_gguf(tmp_path / "a.gguf", tiny_model(), sentencepiece=True, **told)
-    tokenizer = AutoTokenizer.from_pretrained(converted_from(path).backbone)
+    tokenizer = AutoTokenizer.from_pretrained(found_in(path).settings)
     for said, first in (("hello he", "he"), (" hello", "\u2581he"), ("l\nhe", "l")):
         ids = tokenizer(said).input_ids
         assert tokenizer.convert_ids_to_tokens(ids[1]) == first
@@ -402,8 +403,8 @@ def test_rotary_scaling_that_lies_in_tensors_comes_back(tmp_path, monkeypatch):
             lambda *given: {**tensors(*given), "rope_freqs.weight": factors},
         )
         write_gguf(tmp_path / "a.gguf", model)
-    found = converted_from(tmp_path / "a.gguf")
-    assert read_config(found.backbone).rope_parameters == LLAMA3
+    found = found_in(tmp_path / "a.gguf")
+    assert read_config(found.settings).rope_parameters == LLAMA3
     for odd in (factors**2, np.full_like(factors, 1e-4)):
         with monkeypatch.context() as patch:
             patch.setattr(
@@ -413,7 +414,7 @@ def test_rotary_scaling_that_lies_in_tensors_comes_back(tmp_path, monkeypatch):
             )
             write_gguf(tmp_path / "b.gguf", model)
         with pytest.raises(ModelError, match="in a way that is not known"):
-            converted_from(tmp_path / "b.gguf")
+            read(tmp_path / "b.gguf")
 
 
 def test_the_long_and_the_short_factors_of_phi3_come_back(tmp_path, monkeypatch):
@@ -433,8 +434,7 @@ def test_the_long_and_the_short_factors_of_phi3_come_back(tmp_path, monkeypatch)
         "phi3__rope__scaling__type": "longrope",
         "phi3__rope__scaling__original_context_length": 64,
     }
-    found = converted_from(write_gguf(tmp_path / "a.gguf", model, **told))
-    again = read_model(found, config_of(found), "fp32", CPU)
+    again = read(write_gguf(tmp_path / "a.gguf", model, **told))
     for length in (40, 100):  # within and beyond the original context
         ids = torch.arange(length)[None]
         assert torch.allclose(model(ids).logits, again(ids).logits, atol=1e-4)
@@ -460,9 +460,8 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(
     monkeypatch.setattr(gguf_models, "tensors_of", changed)
     path = write_gguf(tmp_path / "a.gguf", model_of("qwen3"))
     with pytest.raises(ModelError, match=expected):
-        converted_from(path)
+        read(path)
     assert main(["inspect", str(path)]) == 4
-    assert not kept_copies.kept()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -471,87 +470,76 @@ def test_values_that_are_no_numbers_are_refused_by_the_tensors_name(bad, tmp_pat
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = float(bad)
     path = write_gguf(tmp_path / "a.gguf", model)
     with pytest.raises(ModelError, match=r"a\.gguf: tensor blk\.1\.ffn_down\.weight holds values"):
-        converted_from(path)
-    assert not kept_copies.kept() and not leftovers()
+        read(path)
 
 
-def test_it_is_converted_once_told_before_and_anew_when_the_file_has_changed(tmp_path):
-    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "F16")
-    names, notes, model = loads(path, precision="bf16")
-    assert "convert" in names and len(notes) > 1
-    place = paths.cache_dir() / "gguf"
-    assert notes[0].startswith("converting a.gguf (") and ", F16) once to bf16: takes" in notes[0]
-    assert str(place) in notes[0] and model.info.name == str(path)
+def test_a_load_writes_nothing_but_its_settings_and_once(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "Q8_0")
+    _, _, model = loads(path, precision="auto")
     first = answer(model, drafter="none")[-1].token_ids
-    (kept,) = kept_copies.kept()
-    assert (kept.name, kept.precision, kept.folder.parent) == (str(path), "bf16", place)
-    names, _, model = loads(path, precision="bf16")
-    assert "convert" not in names and answer(model, drafter="none")[-1].token_ids == first
-    assert any("is read as it was converted to bf16" in note for note in model.info.notes)
-    write_gguf(path, tiny_model(seed=1), "F16")
-    names, _, model = loads(path, precision="bf16")
-    assert "convert" in names and answer(model, drafter="none")[-1].token_ids != first
-    assert len(kept_copies.kept()) == 1  # what was made of the file as it was is gone
+    (folder,) = (paths.cache_dir() / "settings").iterdir()
+    names = {file.name for file in folder.iterdir()}
+    assert names >= {"config.json", "generation_config.json", "tokenizer.json", "about.json"}
+    assert not any(name.endswith((".safetensors", ".bin")) for name in names)
+    written = {file.parent.name for file in paths.cache_dir().rglob("*") if file.is_file()}
+    written -= {"checks", "native", paths.cache_dir().name}
+    assert written == {folder.name}
+    before = (folder / "tokenizer.json").stat().st_mtime_ns
+    assert answer(loads(path, precision="auto")[2], drafter="none")[-1].token_ids == first
+    assert (folder / "tokenizer.json").stat().st_mtime_ns == before
+    write_gguf(path, tiny_model(seed=1), "Q8_0")
+    assert answer(loads(path, precision="auto")[2], drafter="none")[-1].token_ids != first
+    (other,) = (paths.cache_dir() / "settings").iterdir()  # those of the file as it was are gone
+    assert other != folder and not kept_copies.kept()
 
 
-def test_a_damaged_copy_is_made_anew(tmp_path):
-    path = write_gguf(tmp_path / "a.gguf", tiny_model())
-    first = answer(loads(path)[2], drafter="none")[-1].token_ids
-    (kept,) = kept_copies.kept()
-    file = kept.folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    names, _, model = loads(path)
-    assert "convert" in names and answer(model, drafter="none")[-1].token_ids == first
-
-
-def test_a_quantised_copy_of_it_is_kept_under_the_name_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEDUSA_CHAT_NATIVE", "0")  # with a compiler our C does it on a CPU
-    path = write_gguf(tmp_path / "a.gguf", tiny_model())
-    loads(path, precision="nf4")
-    assert {(one.kind, one.source) for one in kept_copies.kept()} == {
-        ("gguf", str(path)),
-        ("quantised", str(path)),
-    }
-    assert "quantise" not in loads(path, precision="nf4")[0]
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
     full = SimpleNamespace(free=10_000_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda folder: full)
-        assert main(["generate", "--backbone", str(path), "--prompt", "a", "--device", "cpu"]) == 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+    assert main(["generate", "--backbone", str(path), "--prompt", "a", "--device", "cpu"]) == 4
     said = capsys.readouterr().err.strip()
     assert "its disk is full" in said and "\n" not in said
-    assert kept_copies.kept() == ()
 
 
-def leftovers():
-    return [f for f in (paths.cache_dir() / "gguf").iterdir() if not f.name.endswith(".lock")]
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_a_file_is_never_rounded_again(kind, precision, tmp_path, capsys):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), kind)
+    asked = ["--prompt", "a", "--device", "cpu", "--precision", precision]
+    assert main(["generate", "--backbone", str(path), *asked]) == 2
+    said = capsys.readouterr().err.strip()
+    assert f"{kind}, which is never rounded again" in said and "\n" not in said
 
 
-def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path):
-    path = write_gguf(tmp_path / "a.gguf", tiny_model())
-    steps = converted(Checkpoint.find(LoadRequest(str(path))), "fp32")
-    next(steps), next(steps)
-    assert leftovers()
-    steps.close()
-    assert not leftovers() and converted_from(path).backbone.is_dir()
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_unpacking_takes_is_said_first(precision, tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "Q8_0")
+    _, notes, model = loads(path, precision=precision)
+    assert notes[0].startswith("a.gguf (Q8_0, ")
+    assert f"is unpacked to {precision} in memory, which takes" in notes[0]
+    assert model.info.precision == precision and notes[0] in model.info.notes
+    assert loads(write_gguf(tmp_path / "b.gguf", tiny_model(), "F32"))[1] == []
 
 
-def test_of_two_that_convert_at_once_one_waits_and_reads(tmp_path):
-    path = write_gguf(tmp_path / "a.gguf", tiny_model())
-    first = converted(Checkpoint.find(LoadRequest(str(path))), "fp32")
-    next(first)
-    second, notes = converted(Checkpoint.find(LoadRequest(str(path))), "fp32"), []
-    notes.append(next(second)[0].note)
-    ends = []
-    thread = threading.Thread(target=lambda: ends.extend(list(first)))
-    thread.start()
-    notes += [phase.note for phase, _ in second]
-    thread.join()
-    assert set(notes) == {f"another process converts {path.name}: waiting for it"}
-    assert len(kept_copies.kept()) == 1
+def test_without_a_compiler_a_small_file_is_unpacked_and_a_large_one_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEDUSA_CHAT_NATIVE", "0")
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "Q8_0")
+    _, notes, model = loads(path, precision="auto")
+    assert "is unpacked to" in notes[0] and model.info.precision in ("bf16", "fp32")
+    monkeypatch.setattr(device_plan, "UNBUILT", 1000)
+    with pytest.raises(ModelError, match="there is no C compiler here to build it"):
+        loads(path, precision="auto")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_one_line(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model(), "Q8_0")
+    weights = GgufWeights.of(found_in(path))
+    path.write_bytes(path.read_bytes()[:-4000])
+    last = list(weights.places)[-1]
+    for ask in (lambda: weights.floats(last, torch.float32), lambda: list(weights.blocks(last))):
+        with pytest.raises(ModelError, match=r"a\.gguf cannot be read \(it was cut while"):
+            ask()
 
 
 def test_heads_sit_on_it_as_on_the_folder_it_was_made_of(tmp_path):
@@ -607,7 +595,7 @@ def test_the_file_that_is_read_of_several_folders_is_told(tmp_path):
     )
 
 
-def test_inspect_tells_what_it_is_and_the_disk_it_takes(tmp_path, capsys):
+def test_inspect_tells_what_it_is_and_the_memory_it_takes(tmp_path, capsys):
     model = tiny_model()
     path = write_gguf(tmp_path / "a.gguf", model, "Q8_0")
     assert main(["inspect", str(path), "--json"]) == 0
@@ -616,25 +604,29 @@ def test_inspect_tells_what_it_is_and_the_disk_it_takes(tmp_path, capsys):
     assert report["parameters"] == model.num_parameters() and "fp16" in report["memory"]
     assert main(["inspect", "--backbone", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "GGUF Q8_0" in out and "converted once to 16 bits" in out
-    assert not kept_copies.kept()
+    assert "GGUF Q8_0" in out and "\n  Q8_0      " in out and "\n  nf4 " not in out
+    assert not (paths.cache_dir() / "settings").exists()
     path.write_bytes(path.read_bytes()[:-40])
     assert main(["inspect", str(path)]) == 4
     assert "ends at byte" in capsys.readouterr().err
     assert main(["generate", "--backbone", str(path), "--prompt", "a"]) == 4
 
 
-def test_models_lists_and_removes_what_was_converted_and_not_the_file(tmp_path, capsys):
+def test_old_conversions_are_listed_with_their_size_and_removed(tmp_path, capsys):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
-    loads(path)
+    old_copy(path)
+    found_in(path)
     assert main(["models", "list"]) == 0
-    assert f"{path}  (converted to fp32)" in capsys.readouterr().out
+    assert f"{path}  (converted to bf16, of an earlier version: no longer read)" in (
+        capsys.readouterr().out
+    )
     assert main(["models", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["converted"]
-    assert row["source"] == str(path)
+    assert row["source"] == str(path) and row["bytes"] > 2000
     os.chdir(tmp_path)
     assert main(["models", "rm", "a.gguf"]) == 0
     assert kept_copies.kept() == () and path.is_file()
+    assert not list((paths.cache_dir() / "settings").glob("[!.]*"))
     assert main(["models", "rm", "a.gguf"]) == 4
 
 
@@ -668,7 +660,7 @@ def test_without_the_package_gguf_all_else_works_and_a_file_is_one_line(tmp_path
 
     monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(ModelError, match="pip install gguf"):
-        converted_from(path)
+        read(path)
 
 
 def test_without_a_template_it_loads_and_says_so(tmp_path):

@@ -1,5 +1,4 @@
-"""Weights that stay as a GGUF file has them: products with the numbers themselves, which are nearer
-to the file than its bf16 weights."""
+"""Products with the rows of a GGUF file's own blocks: every type, piece by piece, on any CPU."""
 
 import math
 import platform
@@ -8,20 +7,9 @@ from ctypes import CDLL
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from support.gguf_families import NAMES
-from support.gguf_models import tiny_model, write_gguf
-from support.loading import answer
 
-from medusa_chat.checkpoints import device_plan, devices, native_build
-from medusa_chat.checkpoints.gguf_backbone import GgufWeights, converted_folder
-from medusa_chat.checkpoints.layouts.contents import backbone_of
+from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
-from medusa_chat.checkpoints.layouts.source import LocalFolder
-from medusa_chat.checkpoints.load import load
-from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.tree_check import reference_logits
-from medusa_chat.checkpoints.weight_storage import FileRows
 from medusa_chat.decoding.backends import native_weights
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import (
@@ -30,15 +18,12 @@ from medusa_chat.decoding.backends.native_weights import (
     NativeLinear,
     StoredRows,
     pack_rows,
-    quantised_bytes,
     unpacked,
 )
-from medusa_chat.messages import LoadRequest
 
 OUTS, INS = 83, 512
 # where a block's numbers of fp16 are, else the first; MXFP4's are bytes
 SCALES = {3: (0, 2), 7: (0, 2), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,)}
-SIZES = {"hidden_size": 256, "intermediate_size": 256}
 
 
 def stored(kind: int, outs: int = OUTS, ins: int = INS) -> StoredRows:
@@ -52,11 +37,6 @@ def stored(kind: int, outs: int = OUTS, ins: int = INS) -> StoredRows:
         halves = random.normal(0, 0.02, (len(raw), 1)).astype(np.float16)
         raw[:, at : at + 2] = halves.view(np.uint8)
     return StoredRows(kind, torch.from_numpy(raw.reshape(outs, -1)), ins)
-
-
-def folder_of(path):
-    """What the file was converted to."""
-    return converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16").backbone
 
 
 def linear_of(weight: torch.Tensor) -> torch.nn.Linear:
@@ -163,15 +143,6 @@ def test_a_number_that_is_none_stays_none(bad, cpu, request):
     assert found[0].isfinite().all() and not found[1].isfinite().any()
 
 
-def test_other_weights_than_the_files_are_told_apart():
-    """As after a LoRA adapter was merged into them."""
-    rows = stored(8)
-    weight = rows.values().bfloat16()
-    assert rows.stands_for(weight)
-    weight[7, 5] += 1
-    assert not rows.stands_for(weight)
-
-
 @pytest.mark.parametrize("kind", [3, 8, 14])
 def test_weights_that_c_multiplies_wrongly_are_unpacked(kind, library, monkeypatch, caplog):
     """A planted fault: the last bit of every byte is another."""
@@ -187,65 +158,3 @@ def test_weights_that_c_multiplies_wrongly_are_unpacked(kind, library, monkeypat
     ours, x = NativeLinear(linear, threads, rows), torch.randn(3, INS)
     assert ours.weights.kind == HALVES and "unpacked to bf16" in caplog.text
     assert torch.equal(ours(x), NativeLinear(linear, threads)(x))
-
-
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [
-        *(("llama", kind) for kind in ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")),
-        *(("phi3", kind) for kind in ("Q4_0", "Q4_K")),
-    ],
-)
-@pytest.mark.parametrize("ties", [False, True])
-def test_a_model_is_as_near_to_the_file_as_its_bf16_weights(family, kind, ties, library, tmp_path):
-    model = tiny_model(family, **SIZES, tie_word_embeddings=ties)
-    path = write_gguf(tmp_path / "a.gguf", model, kind)
-    (*_, (_, packed)) = load(LoadRequest(str(path), precision="bf16"))
-    (*_, (_, plain)) = load(LoadRequest(str(folder_of(path)), precision="bf16"))
-    assert any("matrices are multiplied as the file has them" in note for note in packed.info.notes)
-    assert not any("weights stay" in note for note in plain.info.notes)
-    assert packed.info.memory_bytes < plain.info.memory_bytes
-    assert packed.info.estimated_bytes == pytest.approx(packed.info.memory_bytes, rel=0.1)
-    assert quantised_bytes(packed.engine.backbone.model) > 0
-    assert answer(packed, "hello the hedgehog")[-1].stats.new_tokens > 0
-    ids, off = torch.arange(40), []
-    with torch.inference_mode():
-        for one in (packed, plain):
-            backbone = one.engine.backbone
-            exact = reference_logits(backbone, ids)  # in fp32, of what is multiplied
-            backbone.cache.crop(0)
-            found = backbone.lm_head(backbone.run_chunk(ids))
-            off.append(((found - exact).norm(dim=1) / exact.norm(dim=1)).nanmedian())
-    assert max(off) < 0.05  # a number of x on the edge is rounded the other way now and then
-
-
-@pytest.mark.parametrize(("kind", "precision"), [("Q4_1", "bf16"), ("F32", "fp32")])
-def test_a_cpu_that_is_slow_at_bf16_multiplies_the_files_numbers_too(
-    kind, precision, library, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(devices, "has_fast_bf16", lambda: False)
-    path = write_gguf(tmp_path / "a.gguf", tiny_model(**SIZES), kind)
-    (*_, (_, made)) = load(LoadRequest(str(path), device="cpu"))
-    assert made.info.precision == precision
-    assert (device_plan.NUMBERS in made.info.notes) == (precision == "bf16")
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral3"])
-def test_every_matrix_of_a_file_is_found_by_its_name(family, tmp_path, monkeypatch):
-    monkeypatch.setitem(NAMES, "llama", family)
-    path = write_gguf(tmp_path / "a.gguf", tiny_model(**SIZES), "Q4_1")
-    files = backbone_of(LocalFolder(tmp_path))
-    weights = GgufWeights.of(path, files.config, "bf16")
-    with open(tmp_path / "whole.safetensors", "wb"):
-        list(weights.write(tmp_path / "whole.safetensors"))
-    whole, rows = load_file(tmp_path / "whole.safetensors"), FileRows(weights)
-    assert files.kept > 0
-    for name, weight in whole.items():
-        found = rows.stored(name)
-        assert (found is None) == (weight.dim() == 1), name
-        if found is not None:
-            assert torch.equal(found.values().bfloat16(), weight), name
-            changed = weight + 1
-            assert rows(name, changed) is changed
-            assert isinstance(rows(name, weight), StoredRows)
-    assert rows.stored("nothing.weight") is None

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.checkpoints import write_heads
 from support.gguf_models import tiny_model, write_gguf
 from support.loading import answer
 
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_rows import FileRows
+from medusa_chat.checkpoints.gguf_settings import with_settings
+from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.weight_storage import stored_rows
+from medusa_chat.checkpoints.weights import config_of, read_model
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.messages import LoadRequest
@@ -23,8 +24,9 @@ from medusa_chat.messages import LoadRequest
 PARTS = 5  # of the tiny model with five tensors each; one more where the first has none
 
 
-def converted(path: Path) -> Checkpoint:
-    return converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
+def found_in(path: Path) -> Checkpoint:
+    """The file with the folder of its settings."""
+    return with_settings(Checkpoint.find(LoadRequest(str(path))))
 
 
 def parts(path: Path) -> list[Path]:
@@ -48,35 +50,33 @@ def test_its_weights_are_to_the_bit_those_of_the_whole_file(
         tmp_path / "split" / "a.gguf", model, "Q4_1", split=5, is_first_small=is_first_small
     )
     assert len(parts(first)) == -(-len(list(model.parameters())) // 5) + is_first_small > 3
-    one, several = converted(whole), converted(first)
-    states = [load_file(found.backbone / "model.safetensors") for found in (one, several)]
+    both = [found_in(path) for path in (whole, first)]
+    states = [read_model(f, config_of(f), "bf16", torch.device("cpu")).state_dict() for f in both]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], tensor) for name, tensor in states[1].items())
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
-        assert (one.backbone / name).read_bytes() == (several.backbone / name).read_bytes()
-    rows = [stored_rows(found) for found in (one, several)]
-    for name in states[0]:
-        kept = [one.stored(name) for one in rows]
-        assert (kept[0] is None) == (kept[1] is None)
-        if kept[0] is not None:
-            assert all(torch.equal(k.values(), kept[0].values()) for k in kept)
+        assert len({(found.settings / name).read_bytes() for found in both}) == 1
+    rows = [FileRows(GgufWeights.of(found)) for found in both]
+    names = [name for name in states[0] if rows[0].is_in_blocks(name)]
+    assert names and rows[0].bytes == rows[1].bytes
+    for name in names:
+        values = [some.rows(name).values() for some in rows]
+        assert torch.equal(*values)
 
 
-def test_every_part_and_the_folder_name_the_same_copy(split: Path) -> None:
-    found = {converted(path).backbone for path in (*parts(split), split.parent)}
+def test_every_part_and_the_folder_name_the_same_settings(split: Path) -> None:
+    found = {found_in(path).settings for path in (*parts(split), split.parent)}
     assert len(parts(split)) == PARTS and len(found) == 1
-    (kept,) = kept_copies.kept()
-    assert (kept.name, kept.source) == (str(split), str(split))
     assert main(["models", "rm", str(parts(split)[2])]) == 0
-    assert not kept_copies.kept() and len(parts(split)) == PARTS
+    assert not found.pop().exists() and len(parts(split)) == PARTS
 
 
-def test_a_copy_is_made_anew_when_any_part_has_changed(split: Path) -> None:
-    before = converted(split).backbone
+def test_settings_are_written_anew_when_any_part_has_changed(split: Path) -> None:
+    before = found_in(split).settings
     write_gguf(split.parent / "a.gguf", tiny_model(seed=1), "Q4_1", split=5)
     for path in parts(split)[:-1]:
         shutil.copystat(before.parent, path)
-    assert converted(split).backbone != before and len(kept_copies.kept()) == 1
+    assert found_in(split).settings != before and not before.exists()
 
 
 def test_it_answers_with_heads_and_all_its_bytes_are_counted(split: Path, tmp_path: Path) -> None:

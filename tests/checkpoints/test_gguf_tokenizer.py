@@ -13,7 +13,7 @@ from transformers import tokenization_utils_tokenizers
 from transformers.tokenization_utils_base import generate_merges
 
 from medusa_chat.checkpoints import tokenizer as tokenizers_of_folders
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.gguf_tokenizer import _ranked_merges, write_tokenizer
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
@@ -40,7 +40,7 @@ def file_of(folder, **options):
 
 
 def tokenizer_of(path):
-    folder = converted_folder(Checkpoint.find(LoadRequest(str(path))), "fp32").backbone
+    folder = with_settings(Checkpoint.find(LoadRequest(str(path)))).settings
     return read_tokenizer(folder, ROWS)
 
 

@@ -114,7 +114,7 @@ def test_the_estimate_knows_which_fp32_weights_lie_in_bf16(library, tmp_path, is
 
 
 def vicuna(free: int | None) -> MemoryNeeds:
-    weights = SimpleNamespace(config=VICUNA, kept=0)
+    weights = SimpleNamespace(config=VICUNA, stored="", packed=0)
     found = SimpleNamespace(name="vicuna", heads=None, weights=weights, adapter=None, backbone=None)
     return MemoryNeeds(found, 2048, "cuda:0", free)
 
@@ -156,7 +156,7 @@ def test_a_file_tells_the_usual_context_that_a_load_takes(place, kind):
 
 def on_cpu(bytes: int = 0, **config: Any) -> MemoryNeeds:
     """Those of a 7B model on a CPU with a compiler. bytes: of its files."""
-    weights = SimpleNamespace(config=VICUNA | config, kept=0, bytes=bytes)
+    weights = SimpleNamespace(config=VICUNA | config, stored="", packed=0, bytes=bytes)
     found: Any = SimpleNamespace(name="vicuna", weights=weights, heads=None, adapter=None)
     return MemoryNeeds(found, 4096, "cpu", None, Cpu(has_compiler=True))
 
@@ -217,7 +217,7 @@ def wide_config() -> Any:
 
 
 def wide_needs(config: Any) -> MemoryNeeds:
-    parts = SimpleNamespace(kept=0, config=config.to_dict())
+    parts = SimpleNamespace(stored="", packed=0, config=config.to_dict())
     found = SimpleNamespace(name="wide", heads=None, weights=parts, adapter=None)
     return MemoryNeeds(found, 96, "cuda:0", 0)
 

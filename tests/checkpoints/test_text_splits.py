@@ -9,7 +9,7 @@ from support import gguf_models
 from support.gguf_models import tiny_model, write_gguf
 from transformers import AutoTokenizer
 
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.layouts.text_splits import BEGUN, RULES, SPLITS, UNSPLIT, WHOLE
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.cli.main import main
@@ -67,8 +67,8 @@ OTHERS = (  # where two of these rules part
 
 def tokenizer_of(name, folder):
     path = write_gguf(folder / "a.gguf", tiny_model(), tokenizer__ggml__pre=name)
-    found = converted_folder(Checkpoint.find(LoadRequest(str(path))), "fp32")
-    return AutoTokenizer.from_pretrained(found.backbone)
+    found = with_settings(Checkpoint.find(LoadRequest(str(path))))
+    return AutoTokenizer.from_pretrained(found.settings)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_vocabulary_of_plain_text_is_not_split(name, tmp_path):
     told = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__pre": name}
     path = write_gguf(tmp_path / "a.gguf", tiny_model("gemma4", **EVERY_TOKEN), **told)
     found = Checkpoint.find(LoadRequest(str(path)))
-    tokenizer = AutoTokenizer.from_pretrained(converted_folder(found, "fp32").backbone)
+    tokenizer = AutoTokenizer.from_pretrained(with_settings(found).settings)
     ids = tokenizer(" he\n", add_special_tokens=False).input_ids
     assert tokenizer.convert_ids_to_tokens(ids) == ["\u2581he", "<0x0A>"]
     assert tokenizer.decode(ids) == " he\n" and not found.notes
@@ -113,7 +113,7 @@ def test_rules_that_are_not_known_are_one_line(name, told, tmp_path, monkeypatch
     assert main(["inspect", str(path)]) == 0
     assert capsys.readouterr().out.count(f"  note      {expected}\n") == 1
     asked = ["--prompt", "a", "--max-new-tokens", "2", "--device", "cpu", "--verbose"]
-    for _ in range(2):  # when it is converted, and later
+    for _ in range(2):  # when its settings are written, and later
         assert main(["generate", "--backbone", str(path), *asked]) == 0
         assert capsys.readouterr().err.count(f"{expected}\n") == 1
 

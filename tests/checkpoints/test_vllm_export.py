@@ -199,13 +199,14 @@ def test_heads_among_the_backbones_files_leave_it_before_it_is_served(name, back
     assert any("backbone without the heads" in note for note in made.notes)
 
 
-def test_a_gguf_backbone_is_served_as_it_was_converted(tmp_path):
+def test_a_gguf_backbone_is_unpacked_beside_the_heads(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(hidden_size=32))
     heads = heads_folder(tmp_path / "heads", base_model_name_or_path=str(path))
     write_heads(heads, MedusaHeads(3, 32))
     made = exported(heads, tmp_path / "out")
     assert (tmp_path / made.backbone / "config.json").is_file()
-    assert any("a.gguf, converted to bf16" in note for note in made.notes)
+    assert any("a.gguf unpacked to bf16" in note for note in made.notes)
+    assert (tmp_path / made.backbone / "tokenizer.json").is_file()
     lm_head = load_file(tmp_path / made.backbone / "model.safetensors")["lm_head.weight"]
     assert torch.equal(load_file(tmp_path / "out/model.safetensors")["lm_head.weight"], lm_head)
 

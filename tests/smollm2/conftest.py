@@ -1,3 +1,3 @@
 """The model, loaded once for all tests of a precision."""
 
-from support.smollm2 import converted, model, place, real_gguf  # noqa: F401
+from support.smollm2 import model, place, real_gguf, unpacked  # noqa: F401

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tokenizers import pre_tokenizers
 
+from medusa_chat.checkpoints import kept_copies
 from support.checkpoints import TEMPLATE
 from support.gguf_families import (
     LLAMAS,
@@ -271,3 +272,12 @@ def texts(values: list[str], count: int | None = None) -> tuple[int, bytes]:
     """An array of texts, or one that claims another count."""
     told = struct.pack("<IQ", 8, len(values) if count is None else count)
     return 9, told + b"".join(map(text, values))
+
+
+def old_copy(path: Path) -> Path:
+    """What an earlier version would have converted a file to."""
+    folder = kept_copies.place(kept_copies.OLD, [], [path])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with kept_copies.writing(folder, kept_copies.Origin(str(path), str(path), "bf16")) as partial:
+        (partial / "model.safetensors").write_bytes(bytes(2000))
+    return folder

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
+from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.vllm_export import write_plain_backbone
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import DATA_DIR_VARIABLE, asset
 
@@ -36,7 +37,7 @@ def real_gguf() -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data folder for all tests of a module, so that the file is converted once."""
+    """A data folder for all tests of a module."""
     folder = tmp_path_factory.mktemp("smollm2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(DATA_DIR_VARIABLE, str(folder / "data"))
@@ -44,22 +45,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def converted(real_gguf: Path, place: Path) -> Path:
-    """What the file is converted to: a folder with bf16 weights."""
-    return converted_folder(Checkpoint.find(LoadRequest(str(real_gguf))), "bf16").backbone
+def unpacked(real_gguf: Path, place: Path) -> Path:
+    """The model as it is published: a folder with bf16 weights."""
+    write_plain_backbone(
+        place / "model", with_settings(Checkpoint.find(LoadRequest(str(real_gguf))))
+    )
+    return place / "model"
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def model(request: pytest.FixtureRequest, real_gguf: Path, converted: Path) -> LoadedModel:
+@pytest.fixture(scope="module", params=["fp32", "file"])
+def model(request: pytest.FixtureRequest, real_gguf: Path, unpacked: Path) -> LoadedModel:
     """The model with the heads that ship: by the name of its file, and by their own name."""
-    by_file = LoadRequest(str(real_gguf), precision="bf16", device="cpu")
-    by_name = LoadRequest(NAME, str(converted), precision="fp32", device="cpu")
-    loaded = list(load(by_file if request.param == "bf16" else by_name))[-1][1]
+    by_file = LoadRequest(str(real_gguf), device="cpu")
+    by_name = LoadRequest(NAME, str(unpacked), precision="fp32", device="cpu")
+    loaded = list(load(by_file if request.param == "file" else by_name))[-1][1]
     assert loaded is not None
     return loaded
 
 
 def repo_files(folder: Path) -> dict[str, bytes]:
-    """The converted folder as the files of its repo on the Hub."""
-    files = {file.name: file.read_bytes() for file in folder.iterdir()}
-    return {name: content for name, content in files.items() if name != "about.json"}
+    """The folder as the files of its repo on the Hub."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -56,14 +56,17 @@ def test_a_load_tells_its_peak_only_where_it_is_more():
 
 
 @pytest.mark.parametrize(
-    ("free", "has_blocks", "taken"),
-    [(100, False, "fp32"), (100, True, "bf16"), (15, False, "bf16"), (5, False, "nf4"), (1, 0, "")],
+    ("free", "stored", "taken"),
+    [
+        *((100, "", "fp32"), (15, "", "bf16"), (5, "", "nf4"), (1, "", "")),
+        *((100, "Q4_K_M", "Q4_K_M"), (5, "Q4_K_M", "")),
+    ],
 )
-def test_auto_is_the_best_precision_that_fits(free, has_blocks, taken):
-    sizes = {"fp32": 20, "bf16": 10, "nf4": 4}
+def test_auto_is_the_file_as_it_is_or_the_best_precision_that_fits(free, stored, taken):
+    sizes = {"fp32": 20, "bf16": 10, "nf4": 4} | ({stored: 6} if stored else {})
     memory = {p: Estimate(size, 0, 0, 0, 0) for p, size in sizes.items()}
     machine = DeviceMemory("cpu", free, 100, "fp32")
-    assert automatic_precision(memory, machine, Cpu(), bool(has_blocks)) == taken
+    assert automatic_precision(memory, machine, Cpu(), stored) == taken
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model lies on the GPU")

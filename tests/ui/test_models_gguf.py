@@ -1,5 +1,5 @@
-"""GGUF files in the Models tab: those of other programs are found, looked at, loaded, and what was
-converted of them is deleted, by the owner alone."""
+"""GGUF files in the Models tab: those of other programs are found, looked at, loaded, and what
+earlier versions made of them is deleted, by the owner alone."""
 
 import json
 import os
@@ -7,13 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.gguf_models import tiny_model, write_gguf
+from support.gguf_models import old_copy, tiny_model, write_gguf
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
 from medusa_chat.checkpoints import kept_copies
-from medusa_chat.checkpoints.gguf_backbone import converted_folder
-from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.gguf_files import local_files
 from medusa_chat.messages import LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
@@ -31,13 +29,13 @@ BOXES = ("", "", "auto", "auto")
 
 
 class Loader(ScriptedRunner):
-    """A runner that converts what it loads, for a while."""
+    """A runner that unpacks what it loads."""
 
     def load(self, request):
         self.loaded = [*getattr(self, "loaded", []), request.checkpoint]
         yield LoadPhase("read")
-        note = "converting it (1 MB, Q8_0) once to bf16: takes 2 MB in /home/me/cache"
-        yield LoadPhase("convert", done=50, total=100, note=note)
+        note = "tiny.gguf (Q8_0, 1 MB) is unpacked to fp32 in memory, which takes 2 MB"
+        yield LoadPhase("read", note=note)
         yield LoadPhase("ready", self.model)
 
 
@@ -123,13 +121,14 @@ def test_the_cache_of_llama_cpp_may_lie_elsewhere(home, monkeypatch):
     assert [Path(file.path).name for file in local_files()][-1] == "other.gguf"
 
 
-def test_they_have_rows_with_memory_disk_and_type_before_any_click(controller):
+def test_they_have_rows_with_memory_and_type_before_any_click(controller):
     row = row_of(controller, "tiny-Q8_0.gguf")
     facts = dict(row["facts"])
     assert (row["group"], row["title"], row["is_here"]) == ("gguf", "tiny-Q8_0.gguf", True)
     assert facts["of"] == "LM Studio" and facts["GGUF"].startswith("Q8_0, ")
-    assert facts["converted"].endswith("at the first load")
-    assert row["memory"] and row["download"] == "nothing to download" and not row["delete"]
+    assert row["memory"][0]["precision"] == "Q8_0" and "old copy" not in facts
+    assert "nf4" not in {cell["precision"] for cell in row["memory"]}
+    assert row["download"] == "nothing to download" and not row["delete"]
     assert facts["heads"] == "none: prompt-lookup"
 
 
@@ -150,28 +149,25 @@ def test_a_broken_file_says_so_in_its_row(controller, home):
     assert "ends at byte" in row["problem"] and row["is_refused"]
 
 
-def test_a_click_loads_the_file_and_tells_the_conversion(controller, home):
+def test_a_click_loads_the_file_and_tells_what_it_unpacks(controller, home):
     path = str(home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf")
     controller.load_model(ModelsTab(), event(id=path), OWNER, *BOXES)
     wait_for(lambda: controller.picker.progress.stage == "done")
     assert controller.view.session.runner.loaded[-1] == path
-    state = ModelState("loading", "convert", done=50, total=100, note="converting in /home/me")
-    assert phase_text(state) == "converting in /home/me, 50%, 50 bytes of 100 bytes"
+    state = ModelState("loading", "read", note="unpacking /home/me/a.gguf")
+    assert phase_text(state) == "unpacking /home/me/a.gguf"
     assert "/home/me" in status_line(state)
     assert "/home/me" not in status_line(state, is_guest=True)
 
 
-def test_what_was_converted_is_deleted_and_the_file_stays(controller, home, monkeypatch):
+def test_an_old_conversion_is_deleted_and_the_file_stays(controller, home, monkeypatch):
     told = []
     monkeypatch.setattr("gradio.Info", told.append)
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
-    converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
+    old_copy(path)
     row = row_of(controller, "tiny-Q8_0.gguf")
-    assert (
-        row["delete"].startswith("Delete converted copy: ")
-        and "the model itself stays" in row["deletion"]
-    )
-    assert dict(row["facts"])["converted"].endswith(" here")
+    assert row["delete"].startswith("Delete copy: ") and "the model itself stays" in row["deletion"]
+    assert "converted by an earlier version" in dict(row["facts"])["old copy"]
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
     assert " freed." in told[0] and path.is_file() and not kept_copies.kept()
     assert not row_of(controller, "tiny-Q8_0.gguf")["delete"]
@@ -180,7 +176,7 @@ def test_what_was_converted_is_deleted_and_the_file_stays(controller, home, monk
 def test_a_copy_whose_file_is_gone_is_listed_and_can_be_deleted(controller, home):
     path = home / "gone.gguf"
     write_gguf(path, tiny_model())
-    converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
+    old_copy(path)
     path.unlink()
     row = row_of(controller, "gone.gguf")
     assert row["group"] == "here" and row["delete"] and "there is no file" in row["problem"]
@@ -192,7 +188,7 @@ def test_what_is_in_use_and_what_is_no_copy_is_not_deleted(controller, home, mon
     told = []
     monkeypatch.setattr("gradio.Warning", told.append)
     path = home / ".cache/llama.cpp/them_tiny_tiny-Q4_0.gguf"
-    converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
+    old_copy(path)
     monkeypatch.chdir(path.parent)
     controller.load_model(ModelsTab(), event(id=f"./{path.name}"), OWNER, *BOXES)
     wait_for(lambda: controller.picker.progress.stage == "done")
@@ -204,7 +200,7 @@ def test_what_is_in_use_and_what_is_no_copy_is_not_deleted(controller, home, mon
 
 def test_a_guest_sees_no_file_and_deletes_nothing(controller, home):
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
-    converted_folder(Checkpoint.find(LoadRequest(str(path))), "bf16")
+    old_copy(path)
     row_of(controller, path.name)  # the owner has looked
     for hit in (
         controller.refresh(ModelsTab(), VISITOR, *BOXES),

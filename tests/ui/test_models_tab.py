@@ -285,7 +285,7 @@ def test_a_download_tells_bytes_speed_and_time_left():
     assert "2 answers" in progress_card(loading, ahead=2, part=0.5)["text"]
     assert progress_card(loading, ahead=2, part=0.5)["part"] is None
     assert progress_card(loading, phase="converting", part=0.5)["part"] == 0.5
-    assert part_of(ModelState("loading", phase="convert", done=30, total=40)) == 0.75
+    assert part_of(ModelState("loading", phase="download", done=30, total=40)) == 0.75
     assert part_of(ModelState("loading", phase="warm up")) > 0.5
 
 

@@ -15,7 +15,7 @@ from medusa_chat.checkpoints.layouts.folders import (
     refuse_misfits,
 )
 from medusa_chat.checkpoints.layouts.gguf_config import family_of, gguf_config
-from medusa_chat.checkpoints.layouts.gguf_header import read_gguf
+from medusa_chat.checkpoints.layouts.gguf_header import EMBEDDINGS, read_gguf
 from medusa_chat.checkpoints.layouts.gguf_names import entries, renamed
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.settings_files import refuse_odd_config
@@ -133,7 +133,9 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
         bytes=sum(folder.sizes[file] for file in files),
         has_tokenizer=True,
         stored=header.quantisation,
-        kept=header.kept_bytes,
+        packed=header.packed_bytes(),
+        table=header.packed_bytes(EMBEDDINGS),
+        wide=header.wide_weights,
         notes=tuple(filter(None, (why, unknown_split(header.metadata)))),
     )
 

@@ -33,10 +33,10 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 @dataclass(frozen=True)
 class BackboneFiles:
     """A whole model. folder: "" or the subfolder. files: its weights in that folder, all
-    .safetensors, all pickles, or the parts of one GGUF file; missing: files of its index that do
-    not exist. stored: the type of most weights of a GGUF file, which also has config and tokenizer.
-    kept: bytes of its matrices if our C code keeps the blocks of the GGUF file in memory, even
-    after a conversion. notes: why these files."""
+    .safetensors, all pickles, or the parts of one GGUF file; missing: files of its index that are
+    not there. stored: what the types of a GGUF file are called, which holds config and tokenizer,
+    too; packed: bytes of its matrices in blocks in memory, table: of these the embeddings', wide:
+    weights of all else. notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -45,7 +45,9 @@ class BackboneFiles:
     bytes: int
     has_tokenizer: bool
     stored: str = ""
-    kept: int = 0
+    packed: int = 0
+    table: int = 0
+    wide: int = 0
     notes: tuple[str, ...] = ()
 
     @property

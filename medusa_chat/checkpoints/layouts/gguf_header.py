@@ -34,6 +34,18 @@ KEPT: Mapping[int, float] = {
     **{2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 10: 10.5, 11: 14.25, 12: 18.5, 13: 22.5, 14: 26.25},
     **{20: 18, 23: 17.25, 39: 17},
 }
+EIGHT_BITS = 34  # the same of types that it takes as Q8_0
+# what llama.cpp's quantiser calls its mixtures of types, by general.file_type
+MIXTURES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K"},
+    **{11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S"},
+    **{17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS"},
+    **{23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S"},
+    **{29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
+}
+MIXTURE = "general.file_type"
+EMBEDDINGS = "token_embd.weight"
+TABLES = (EMBEDDINGS, "output.weight")  # often of another type than the layers
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,11 @@ class Placed:
     bytes: int
     file: str = ""
 
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether it is a matrix of quantised blocks. Stacks of several are none."""
+        return len(self.shape) == 2 and TYPES[self.type][1] > 1
+
 
 @dataclass(frozen=True)
 class GgufHeader:
@@ -56,27 +73,34 @@ class GgufHeader:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Placed]
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the matrices as our C code keeps them, without an embedding that is not the LM
-        head; 0 where none of them has such blocks."""
-        tensors = dict(self.tensors)
-        if "output.weight" in tensors:
-            tensors.pop("token_embd.weight", None)
-        matrices = [(one.type, math.prod(one.shape)) for one in tensors.values() if one.shape[1:]]
-        if not any(kind in KEPT for kind, _ in matrices):
-            return 0
+    def packed_bytes(self, only: str = "") -> int:
+        """Bytes of the matrices in blocks as our C code lays them out, or of one by its name; 0
+        where all is floats."""
+        named = ((name, one) for name, one in self.tensors.items() if only in ("", name))
+        matrices = [one for _, one in named if one.is_in_blocks]
         return sum(
-            int(count * KEPT[kind] / 32) if kind in KEPT else 2 * count for kind, count in matrices
+            int(math.prod(one.shape) * KEPT.get(one.type, EIGHT_BITS) / 32) for one in matrices
         )
 
     @property
+    def wide_weights(self) -> int:
+        """Weights of all else, which lies in memory in 16 bits."""
+        rest = (one for one in self.tensors.values() if not one.is_in_blocks)
+        return sum(math.prod(one.shape) for one in rest)
+
+    @property
     def quantisation(self) -> str:
-        """The name of the type that most of the weights have."""
+        """What the file's mixture of types is called; where it does not say so, the type that most
+        bytes of the layers have."""
+        kinds = {TYPES[one.type][0] for one in self.tensors.values() if one.shape[1:]}
+        told = MIXTURES.get(self.metadata.get(MIXTURE, -1), "")
+        if told and any(told.startswith(kind) for kind in kinds):
+            return told
         sizes: dict[str, int] = {}
-        for tensor in self.tensors.values():
+        inside = {name: one for name, one in self.tensors.items() if name not in TABLES}
+        for tensor in (inside or self.tensors).values():
             name = TYPES[tensor.type][0]
-            sizes[name] = sizes.get(name, 0) + math.prod(tensor.shape)
+            sizes[name] = sizes.get(name, 0) + tensor.bytes
         return max(sizes, key=lambda name: sizes[name])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from medusa_chat.decoding.backends.native_library import Linear, NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
+    SAMPLE,
     TOLERANCE,
     UNCHANGED,
     NativeLinear,
@@ -31,7 +32,12 @@ def layer_packer(
     a product by C differs from PyTorch's."""
     first = model.get_decoder().layers[0].self_attn.o_proj
     if not isinstance(first, NativeLinear):
-        weight = first.weight.detach().to(storage.dtype or first.weight.dtype)
+        weight = first.weight.detach()
+        if weight.is_meta:  # of a file that is read only as its layers are packed
+            random = torch.Generator().manual_seed(1)
+            weight = torch.randn(SAMPLE, weight.shape[1], generator=random).bfloat16()
+            first = SimpleNamespace(weight=weight, bias=None)
+        weight = weight.to(storage.dtype or weight.dtype)
         trial = NativeLinear(first, library, weight)
         if not agrees(DISABLED, lambda: trial.off_by(weight), TOLERANCE):
             return None

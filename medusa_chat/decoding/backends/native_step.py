@@ -24,6 +24,7 @@ from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_rows import NativeRows
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
+    INPUTS,
     UNCHANGED,
     WIDEST_PANEL,
     NativeLinear,
@@ -285,9 +286,9 @@ class NativeHeads(nn.Module):
     much, and with exact acceptance no text depends on what is drafted."""
 
     def __init__(
-        self, heads: MedusaHeads, library: NativeLibrary, table: StoredRows | None = None
+        self, heads: MedusaHeads, library: NativeLibrary, is_rounded: bool = False
     ) -> None:
-        """table: the backbone's LM head if it is quantised, as the shortlist's rows are then."""
+        """is_rounded: whether the LM head is quantised: the shortlist's rows then have 8 bits."""
         super().__init__()
         self._library = library
         layers, count, self._size, _ = heads.weight.shape
@@ -305,8 +306,10 @@ class NativeHeads(nn.Module):
         if heads.short is not None:
             chosen = heads.shortlist
             assert chosen is not None
-            listed = None if table is None else table.rows(chosen)
-            heads.short = NativeLinear(heads.short, library, listed)
+            short: Any = heads.short
+            fits = is_rounded and short.weight.shape[1] % INPUTS == 0
+            listed = StoredRows.of(short.weight) if fits else None
+            heads.short = NativeLinear(short, library, listed)
             self._names = chosen.contiguous()
             self._most = len(chosen)
         self._short: Any = heads.short
@@ -396,7 +399,8 @@ def can_run(model: Any, storage: WeightStorage = UNCHANGED) -> bool:
         return False
     if type(model.get_output_embeddings()) is not nn.Linear:
         return False
-    dtypes, devices = {p.dtype for p in model.parameters()}, {p.device for p in model.parameters()}
+    held = [p for p in model.parameters() if not p.is_meta]  # others are read as they are packed
+    dtypes, devices = {p.dtype for p in held}, {p.device for p in held}
     is_one = storage.dtype is not None or (len(dtypes) == 1 and dtypes <= set(TOLERANCES))
     return is_one and devices == {torch.device("cpu")} and native_supports(config.to_dict())
 
@@ -419,16 +423,22 @@ def attach(
         backbone.decoder = twin
         return None
     backbone.decoder, backbone.lm_head.pads_rows = native, False
-    head: Any = backbone.lm_head.linear
-    is_tied = head.weight is getattr(backbone.model.get_input_embeddings(), "weight", None)
-    place, weight = "model.embed_tokens" if is_tied else "lm_head", head.weight.detach()
-    table = storage(f"{place}.weight", weight)
-    lm_head = NativeLinear(head, library, table)
-    backbone.lm_head.linear = lm_head
-    backbone.model.set_output_embeddings(lm_head)
+    if not isinstance(backbone.lm_head.linear, NativeLinear):
+        pack_lm_head(backbone.model, library, storage)
+        backbone.lm_head.linear = backbone.model.get_output_embeddings()
+    lm_head: Any = backbone.lm_head.linear
     if heads is not None and heads.weight.dtype == backbone.dtype:
-        heads.twin = NativeHeads(heads, library, table if isinstance(table, StoredRows) else None)
+        heads.twin = NativeHeads(heads, library, is_rounded=lm_head.panels.dtype == torch.uint8)
     return NativeStep(backbone, native, library)
+
+
+def pack_lm_head(model: Any, library: NativeLibrary, storage: WeightStorage) -> None:
+    """Replace the LM head of a model by a NativeLinear."""
+    head = model.get_output_embeddings()
+    is_tied = head.weight is getattr(model.get_input_embeddings(), "weight", None)
+    place = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+    packed = NativeLinear(head, library, storage(place, head.weight.detach()))
+    model.set_output_embeddings(packed)
 
 
 @torch.inference_mode()

@@ -69,13 +69,6 @@ class StoredRows:
         """The rows at `places` int64 [n] alone, or a slice of them."""
         return StoredRows(self.type, self.data[places], self.ins)
 
-    def stands_for(self, weight: Tensor) -> bool:
-        """Whether a weight [outs, ins] is this one, rounded to bf16."""
-        if weight.dtype != torch.bfloat16 or weight.shape != (self.outs, self.ins):
-            return False
-        parts = (slice(at, at + ROWS) for at in range(0, len(weight), ROWS))
-        return all(torch.equal(self.values(rows).bfloat16(), weight[rows]) for rows in parts)
-
     @classmethod
     def of(cls, weight: Tensor, bits: int = 8) -> "StoredRows":
         """Rows near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits (Q8_0), or of 4 with
@@ -122,7 +115,10 @@ def _nearest_nibbles(x: Tensor) -> Tensor:
 
 class WeightStorage:
     """How the weights of a model are stored in memory where the C library multiplies them:
-    unchanged, or in a dtype, to which the rest of the model is then converted too."""
+    unchanged, or in a dtype, to which the rest of the model is then converted too. bytes: of what
+    it holds itself, and the model does not."""
+
+    bytes = 0
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
@@ -241,7 +237,7 @@ class NativeLinear(nn.Module):
                 self.weights, self.panels = packed
                 if agrees(WRONG_PRODUCT, lambda: self.off_by(sample), TOLERANCE):
                     return
-            stored = None
+            stored = stored.values().bfloat16() if linear.weight.is_meta else None
         whole = linear.weight if stored is None else stored
         self.weights, self.panels = pack_floats(whole, library.panel_width)
 
@@ -304,7 +300,7 @@ def quantised_bytes(model: nn.Module) -> int:
 
 def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage) -> int:
     """Replace the linears of a model of any family, but for its LM head, by NativeLinears where
-    `storage` quantises them -> how many."""
+    `storage` quantises them -> how many. Those that are empty get what it has of them."""
     head, count = model.get_output_embeddings(), 0
     for name, module in list(model.named_modules()):
         linear: Any = module
@@ -317,6 +313,8 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
                 quantised.weight = linear.weight.new_empty(0)  # some layers ask a linear its dtype
                 model.set_submodule(name, quantised)
                 count += 1
+            elif linear.weight.is_meta:
+                linear.weight = nn.Parameter(rows, requires_grad=False)
     return count
 
 

@@ -71,8 +71,8 @@ def precision_taken(
     """The precision that a load takes: as asked, or what auto is; empty while that is unknown."""
     if asked != "auto" or machine.memory is None:
         return "" if asked == "auto" else asked
-    has_blocks = report is not None and report.has_blocks
-    return automatic_precision(needed, machine.memory, machine.target.cpu, has_blocks)
+    stored = report.stored if report is not None else ""
+    return automatic_precision(needed, machine.memory, machine.target.cpu, stored)
 
 
 def taken_line(needed: Mapping[str, Estimate], taken: str, asked: str) -> str:
@@ -102,6 +102,7 @@ def cells(needed: Mapping[str, Estimate], machine: Machine, precision: str) -> l
     """The memory cells of a row, one per precision. precision: the one that a load takes."""
     columns = CPU_COLUMNS if machine.is_cpu else GPU_COLUMNS
     columns = tuple("fp16" if c == "bf16" and precision == "fp16" else c for c in columns)
+    columns = (*(p for p in needed if p not in PRECISIONS), *columns)  # a GGUF file as it is
     known = [column for column in columns if column in needed]
     fits = {column: fit_of(needed[column], machine.memory) for column in known}
     return [

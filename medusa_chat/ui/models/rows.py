@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medusa_chat.checkpoints.inspection import CONVERTED
+from medusa_chat.checkpoints.kept_copies import OLD
 from medusa_chat.hub import gb, is_repo_id
 from medusa_chat.hub.catalog import model_presets, repo_of
 from medusa_chat.hub.client import page
@@ -107,16 +107,15 @@ def _of_heads(entry: Entry) -> Iterator[list[str]]:
 
 
 def _of_gguf(entry: Entry) -> Iterator[list[str]]:
-    """How its weights are stored, and the disk that it takes besides."""
+    """How its weights are stored, and what earlier versions made of it."""
     if entry.local is not None:
         yield ["of", entry.local.app]
     report = entry.report
     if report is None or not report.stored:
         return
     yield ["GGUF", f"{report.stored}, {gb(report.backbone_bytes)}"]
-    kept = sum(one.bytes for one in entry.copies if one.kind == "gguf")
-    size = f"{gb(kept)} here" if kept else f"{gb(CONVERTED * report.parameters)} at the first load"
-    yield ["converted", size]
+    if old := sum(one.bytes for one in entry.copies if one.kind == OLD):
+        yield ["old copy", f"{gb(old)}, converted by an earlier version: no longer read"]
     yield from (["note", note] for note in report.notes if "GGUF file" in note)
 
 
@@ -189,15 +188,14 @@ def _freed(entry: Entry) -> int:
 
 
 def _delete(entry: Entry, freed: int) -> str:
-    return f"Delete {'' if entry.cached else 'converted copy: '}{gb(freed)}"
+    return f"Delete {'' if entry.cached else 'copy: '}{gb(freed)}"
 
 
 def _deletion(entry: Entry, freed: int) -> str:
     cached = entry.cached
     if cached is None:
         return (
-            f"Delete the converted copies of {entry.id}? It frees {gb(freed)}; the model itself "
-            "stays, and is converted or quantised again when it is loaded."
+            f"Delete the copies made of {entry.id}? It frees {gb(freed)}; the model itself stays."
         )
     base = "" if cached.has_heads or not cached.whole else " Heads may need it as their base."
     half = "" if cached.whole else " The download is incomplete; loading it continues the download."

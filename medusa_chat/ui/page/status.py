@@ -13,7 +13,6 @@ PHASES = {
     "resolve": "looking for the files",
     "download": "downloading",
     "read": "reading weights",
-    "convert": "converting weights",
     "quantise": "quantising weights",
     "check": "checking weights",
     "warm up": "warming up",
@@ -21,7 +20,6 @@ PHASES = {
 PARTS = {
     "resolve": 0.1,
     "read": 0.2,
-    "convert": 0.25,
     "quantise": 0.3,
     "check": 0.7,
     "warm up": 0.9,
@@ -81,7 +79,7 @@ def waiting_text(state: ModelState, ahead: int) -> str:
 
 
 def part_of(state: ModelState) -> float:
-    """How far loading is, 0 to 1: of files that are fetched or converted as told, else about."""
+    """How far loading is, 0 to 1: of files that are fetched as told, else about."""
     return state.done / state.total if state.total else PARTS.get(state.phase, 0.0)
 
 
