@@ -10,6 +10,7 @@ from accelerate.utils import CustomDtype
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.devices import choose_device, choose_precision, device_memory
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import this_cpu
@@ -161,8 +162,8 @@ def _refuse_unbuilt(needs: MemoryNeeds, said: str) -> None:
     """Raises ModelError for a packed file that only our C could run as it is."""
     if needs.device == "cpu" and not needs.cpu.has_compiler and needs.found.weights.bytes > UNBUILT:
         raise ModelError(
-            f"{said} needs our C library, and there is no C compiler here to build it: install "
-            "gcc or clang, or take a file under 1 GB"
+            f"{said} needs our C library, and there is no C compiler here to build it: "
+            f"{native_build.REMEDY}, or take a file under 1 GB"
         )
 
 

@@ -87,6 +87,25 @@ def test_a_linear_multiplies_the_files_own_numbers(kind, cpu, request):
         assert torch.equal(ours(near[-count:]), whole[-count:]), count
 
 
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory, library):
+    """The library with dot products in portable C."""
+    file = tmp_path_factory.mktemp("portable") / "portable.so"
+    native_build._compile([*native_build.compiler(), "-DPLAIN_DOT"], file)
+    return CDLL(str(file))
+
+
+def test_this_cpus_instructions_have_the_bits_of_portable_c(portable, library):
+    x = torch.randn(15, INS)
+    for kind in KEPT:
+        rows = stored(kind)
+        linear = linear_of(rows.values().bfloat16())
+        one, other = (NativeLinear(linear, NativeLibrary(c, 1), rows) for c in (portable, library))
+        assert torch.equal(torch.cat([*one.weight_parts()]), rows.values()), kind
+        for count in (1, 2, 4, 15):
+            assert torch.equal(one(x[:count]), other(x[:count])), (kind, count)
+
+
 @pytest.mark.parametrize("kind", KEPT)
 def test_rows_are_packed_piece_by_piece_and_read_in_any_order(kind, library):
     rows, threads = stored(kind), NativeLibrary(library, 2)

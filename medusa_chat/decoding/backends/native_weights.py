@@ -4,7 +4,9 @@ A weight is fp32, bf16, or the rows of a GGUF file's own blocks. Packed, the wei
 lie side by side: a panel (kernels/weights.h).
 """
 
+import mmap
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS = range(3)  # kernels/weights.h
 PACKED = 16  # the same: plus a type of ggml
 Q4_1, Q8_0 = 3, 8  # types of ggml
+HUGE = 2**21  # bytes of a huge page
 CHUNK_ROWS = 4096  # rows of a weight that are examined at a time
 UNPACKED = 2**20  # weights that are unpacked at a time, a few MB of fp32
 
@@ -181,13 +184,26 @@ def pack_rows(
             size = library.c.packed_size(piece.kind, outs, piece.ins)
             if size == 0:
                 return None
-            panels = torch.zeros(size, dtype=torch.uint8)
+            panels = huge_zeros(size)
             weights = Weights(panels.data_ptr(), piece.kind)
         data = piece.data.contiguous()
         places = data.data_ptr(), panels.data_ptr()
         library.c.pack(piece.kind, *places, at, piece.outs, piece.ins, library.threads)
         at += piece.outs
     return weights, panels
+
+
+def huge_zeros(size: int) -> Tensor:
+    """Bytes of 0, uint8 [size], in huge pages where the system has them and one would be filled: a
+    CPU then looks up where memory lies once for 2 MB, not 512 times."""
+    if size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(size, dtype=torch.uint8)
+    whole = mmap.mmap(-1, size + HUGE)
+    with suppress(OSError):  # a kernel without them
+        whole.madvise(mmap.MADV_HUGEPAGE)
+    found = torch.frombuffer(whole, dtype=torch.uint8)
+    start = -found.data_ptr() % HUGE
+    return found[start : start + size]
 
 
 def unpacked(weights: Weights, ins: int, places: Tensor, library: NativeLibrary) -> Tensor:
