@@ -87,11 +87,11 @@ def test_a_linear_multiplies_the_files_own_numbers(kind, cpu, request):
         assert torch.equal(ours(near[-count:]), whole[-count:]), count
 
 
-@pytest.fixture(scope="module")
-def portable(tmp_path_factory, library):
-    """The library with dot products in portable C."""
+@pytest.fixture(scope="module", params=[[], ["-DWIDTH=16"]], ids=["as wide", "vectors of 16"])
+def portable(request, tmp_path_factory, library):
+    """The library with dot products in portable C, in vectors as wide as the CPU's or of 16."""
     file = tmp_path_factory.mktemp("portable") / "portable.so"
-    native_build._compile([*native_build.compiler(), "-DPLAIN_DOT"], file)
+    native_build._compile([*native_build.compiler(), "-DPLAIN_DOT", *request.param], file)
     return CDLL(str(file))
 
 
