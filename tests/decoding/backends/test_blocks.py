@@ -103,8 +103,13 @@ def test_a_weight_read_in_pieces_is_the_same(type):
     assert made.outs == 75 and made.data.equal(BlockTiles.of(type, rows, 512).data)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("type", KINDS, ids=IDS)
+@pytest.mark.parametrize(
+    ("type", "dtype"),
+    [
+        *((type, torch.float16) for type in KINDS),
+        *((NAMES[name], torch.bfloat16) for name in ("Q8_0", "Q5_K", "Q6_K", "IQ4_XS")),
+    ],
+)
 def test_the_kernel_gives_what_its_twin_gives(run, type, dtype):
     generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
     compare = partial(stored_linear.off, run, generator, cpu, dtype, type)
