@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,10 +107,18 @@ def _flags() -> list[str]:
 def _name(command: Sequence[str]) -> str:
     """The cache key of the library: its sources, the compiler, all flags and this CPU."""
     version = subprocess.run([*command, "--version"], capture_output=True, timeout=SECONDS).stdout
-    parts = [version, *(f.encode() for f in (*command[1:], *_flags())), _cpu()]
-    for file in sorted(SOURCES.glob("*.[ch]")):
-        parts += file.name.encode(), file.read_bytes()
+    parts = [version, *(f.encode() for f in (*command[1:], *_flags())), _cpu(), *_sources()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def sources_digest() -> str:
+    """A name for the C sources: another one where a byte of them differs."""
+    return hashlib.sha256(b"\0".join(_sources())).hexdigest()[:24]
+
+
+def _sources() -> Iterator[bytes]:
+    for file in sorted(SOURCES.glob("*.[ch]")):
+        yield from (file.name.encode(), file.read_bytes())
 
 
 def _cpu() -> bytes:

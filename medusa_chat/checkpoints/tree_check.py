@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat import __version__, paths
-from medusa_chat.checkpoints import kept_copies
+from medusa_chat.checkpoints import kept_copies, native_build
 from medusa_chat.checkpoints.devices import describe_device
 from medusa_chat.checkpoints.layouts.lora import CONFIG
 from medusa_chat.checkpoints.locate import Checkpoint
@@ -333,6 +333,7 @@ def _known_file(checkpoint: Checkpoint, precision: str, backend: StepBackend) ->
         *(__version__, *map(metadata.version, PACKAGES)),
         *(precision, str(backbone.dtype), describe_device(backbone.device)),
         *(type(backend).__name__, backbone.implementation, backbone.context),
+        native_build.sources_digest(),
     ]
     return paths.cache_dir() / FOLDER / f"{kept_copies.digest(facts, files)}.json"
 

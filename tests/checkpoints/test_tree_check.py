@@ -13,7 +13,7 @@ from support.native_engines import lay_out, made_native
 from support.quantised import opened
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import tree_check
+from medusa_chat.checkpoints import native_build, tree_check
 from medusa_chat.checkpoints.tree_check import (
     _weights,
     check_plain_steps,
@@ -182,7 +182,7 @@ def test_a_load_says_what_was_compared(tmp_path, precision, native, monkeypatch)
 
 
 def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatch):
-    """Again where the files or the precision are others, or what was kept is damaged."""
+    """Again where the files, the precision or our C are others, or what was kept is damaged."""
     calls = []
     right = tree_check.check_plain_steps
     monkeypatch.setattr(tree_check, "check_plain_steps", lambda b: calls.append(b) or right(b))
@@ -201,6 +201,9 @@ def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatc
     file.write_bytes(file.read_bytes())
     opened(folder, "fp32")
     assert len(calls) == 4
+    monkeypatch.setattr(native_build, "sources_digest", lambda: "other C sources")
+    opened(folder, "fp32")
+    assert len(calls) == 5
 
 
 def test_a_check_that_cannot_be_kept_costs_only_time(tmp_path):
