@@ -30,7 +30,7 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.backends.native_step import NativeDecoder
-from medusa_chat.decoding.backends.native_weights import NativeLinear
+from medusa_chat.decoding.backends.native_weights import NativeLinear, quantised_bytes
 from medusa_chat.decoding.backends.parity import largest, share
 from medusa_chat.decoding.backends.quantised import Int8Linear, Nf4Linear, is_linear4
 from medusa_chat.decoding.backends.replacements import PackedLinear
@@ -45,9 +45,10 @@ TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
 # The largest difference that rounding explains, as a share of the largest logit. Measured in 16
 # bits on four models of 135M to 1.5B: 0.013 between our own steps where rows round differently,
 # 0.07 or more where a node sees its sibling or a position is off by one; 0.04 from fp32, and 0.2 or
-# more where a norm is off by 10 %.
+# more where a norm is off by 10 %. Where the C library rounds inputs to 8 bits, 0.027 to 0.083 on
+# the same four, for the reference rounds inputs that differ in their last bits.
 FP32_LIMIT = 1e-3
-HALF_LIMIT, HALF_LIMIT_FROM_FP32 = 0.05, 0.1
+HALF_LIMIT, HALF_LIMIT_FROM_FP32, BYTE_LIMIT_FROM_FP32 = 0.05, 0.1, 0.15
 WIDENED_AT_ONCE = 2**20  # numbers of a linear's weight, a few MB in fp32
 FOLDER = "checks"  # in the cache
 PACKAGES = ("torch", "transformers")
@@ -112,7 +113,8 @@ def check_plain_steps(backbone: Backbone) -> float:
     worst = largest(differences)
     if backbone.has_experts:  # near a tie a row is routed to another expert: take the median
         worst = float(torch.tensor(differences).median())
-    limit = _limit(backbone, HALF_LIMIT_FROM_FP32)
+    is_packed = quantised_bytes(backbone.model) > 0
+    limit = _limit(backbone, BYTE_LIMIT_FROM_FP32 if is_packed else HALF_LIMIT_FROM_FP32)
     if not worst <= limit:
         what = "a plain step differs from transformers' eager attention in fp32"
         raise _refusal(backbone, what, worst, limit)
