@@ -114,7 +114,8 @@ def test_transformers_takes_no_block_for_all(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_utils, "caching_allocator_warmup", lambda *_: taken.append(1))
     model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY))
     model.save_pretrained(tmp_path)
-    found = SimpleNamespace(backbone=tmp_path, weights=SimpleNamespace(is_pickled=False))
+    weight_files = SimpleNamespace(is_pickled=False, stored="")
+    found = SimpleNamespace(backbone=tmp_path, settings=tmp_path, weights=weight_files)
     weights.read_model(found, model.config, "fp32", torch.device("cpu"))
     assert not taken
     AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})

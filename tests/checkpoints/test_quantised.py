@@ -45,7 +45,7 @@ def test_what_int8_does_to_activations_is_no_fault_of_the_tree(tmp_path, monkeyp
     backbone = Backbone(AutoModelForCausalLM.from_pretrained(tmp_path, **kinds).eval(), 64)
     assert check_tree_step(backbone) < 0.01 and check_plain_steps(backbone) < 0.1
     with monkeypatch.context() as patch, pytest.raises(ModelError, match=r"more than 0\.05"):
-        patch.setattr(tree_check, "_whole_activations", nullcontext)
+        patch.setattr(tree_check, "_unrounded_activations", nullcontext)
         check_tree_step(backbone)
     assert not any(module._forward_hooks for module in backbone.model.modules())
     backbone.windows = (3,)  # a window that the model does not have

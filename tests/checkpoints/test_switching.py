@@ -100,7 +100,7 @@ def test_heads_that_name_no_base_take_the_presets_base(server: Hub, backbone: Pa
     model = list(load(LoadRequest(preset.id)))[-1][1]
     assert model is not None and model.info.heads == 3
     server.repos["someone/unknown"] = HubRepo(contents(folder))
-    with pytest.raises(ModelError, match="does not name a backbone: give --backbone"):
+    with pytest.raises(ModelError, match="does not name their backbone: give --backbone"):
         list(load(LoadRequest("someone/unknown")))
 
 

@@ -131,7 +131,7 @@ def test_a_guests_conversation_has_a_length_however_it_grows(controller, monkeyp
     chat.ask(turn("12345"))
     chat.ask(turn("1", system="1234", stop="1234"))  # it waits: 14 in all
     for posted in ({"text": "1234567"}, {"system": "1234567"}, {"stop": "1234567"}):
-        with pytest.raises(UsageError, match="as long as"):
+        with pytest.raises(UsageError, match="the limit for guests"):
             chat.ask(turn(**posted))
     chat.pending = []
     ended(chat)  # the answer is longer than what was left
@@ -144,7 +144,7 @@ def test_a_guests_conversation_has_a_length_however_it_grows(controller, monkeyp
         lambda: chat.edit(rows_of(chat.transcript)[1], turn("1")),
         lambda: chat.set_system("1"),
     ):
-        with pytest.raises(UsageError, match="as long as"):
+        with pytest.raises(UsageError, match="the limit for guests"):
             act()
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_sent_after_a_guests_answer_comes_back(controller, monkey
     for text in ("12345", "first", "second"):
         chat.ask(turn(text))
     ended(chat)  # with its answer the conversation is full
-    assert chat.pop_returned() == "first\n\nsecond" and "as long as" in chat.error
+    assert chat.pop_returned() == "first\n\nsecond" and "the limit for guests" in chat.error
     assert chat.pending == [] and not chat.is_running
 
 

@@ -180,7 +180,7 @@ def test_a_second_program_takes_the_conversations_when_the_first_has_ended(pair,
     history.close()
     view = other.undo(two)
     assert "check it" in view.live and len(view.history) == 4
-    assert "has ended" in told[1] and other.sessions.failures(OWNER, 1) == told[1:]
+    assert "was closed" in told[1] and other.sessions.failures(OWNER, 1) == told[1:]
     other.undo(two)
     assert two.back == "said before the end" and asked(history, id) == ["hello"]
     assert sorted(titles(other)) == ["for a moment", "hello"] and len(history.all()) == 2

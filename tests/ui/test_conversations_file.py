@@ -167,9 +167,9 @@ def test_nothing_of_a_file_with_one_bad_conversation_is_taken_in(server):
     "values, why",
     [
         (b"PK\x03\x04", "ZIP"),
-        (b"\xff\xfe\x00", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("1" * 5000, "no JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("1" * 5000, "not valid JSON"),
         ("[]", "no conversations"),
         ('{"format": "x"}', "no conversations"),
         (file_of(version=2), "version is 2"),
@@ -449,7 +449,7 @@ def test_the_export_of_open_webui_is_read_with_its_versions():
 def test_a_file_of_many_empty_lists_is_refused_before_all_is_read(monkeypatch, part):
     monkeypatch.setattr(conversations_file, "MAX_LISTS", 1000)
     assert "more than 1,000 lists and objects" in refused(f"[{f'{part},' * 1000} oops")
-    assert "no JSON" in refused(f"[{f'{part},' * 400} oops")
+    assert "not valid JSON" in refused(f"[{f'{part},' * 400} oops")
 
 
 def test_other_threads_run_while_a_file_is_read():
