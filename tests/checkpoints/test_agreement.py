@@ -221,7 +221,7 @@ def test_both_refuse_a_quantisation_that_is_not_read_by_its_name(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("model-00001-of-00002.safetensors", "model.safetensors.index.json is missing: download it"),
+        ("model-00001-of-00002.safetensors", "safetensors.index.json is missing: download it"),
         ("model.fp16.safetensors", "rename it to model.safetensors"),
     ],
 )
