@@ -40,7 +40,7 @@ class Stats:
     """Figures of one answer. seconds: decoding without prefill. steps: backbone passes after it.
 
     acceleration_rate: tokens emitted by steps (an end token counts) / steps; None without steps.
-    plain_step_seconds: a plain step timed right after the answer; None if none was.
+    plain_step_seconds: a plain step of the answer, or one timed right after it; None if none was.
     busy_seconds: `seconds` without the processor time of other programs; None if unknown.
     """
 

@@ -11,7 +11,7 @@ from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory_needs import smaller_precisions
 from medusa_chat.decoding.continuation import DEPTH
 from medusa_chat.decoding.draft import Drafter, PromptLookup
-from medusa_chat.decoding.events import Finished, Prefilled, Reading, Told
+from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step, Told
 from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
@@ -48,14 +48,17 @@ def reply(
         reader=reader,
         logprobs=asked.logprobs,
     )
+    own: list[float] = []  # busy seconds of its plain steps
     with refuse_out_of_memory(advice), closing(answer) as events:
         for event in events:
             advice.has_begun = not isinstance(event, Reading)
             if isinstance(event, Prefilled):
                 backbone = loaded.info.backbone
                 event = replace(event, left_out=read.left_out, backbone=backbone, notes=notes)
+            elif isinstance(event, Step) and event.nodes == 1:
+                own.append(event.busy_seconds)
             elif isinstance(event, Finished):
-                event = _with_plain_time(loaded, ids, settings, event)
+                event = _with_plain_time(loaded, ids, settings, event, own)
                 if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
                     event = replace(event, learnt=drafter.budget.learnt)
                 if is_chat:
@@ -74,12 +77,16 @@ def _template_note(loaded: LoadedModel, prompt: Any, refused: str) -> tuple[str,
 
 
 def _with_plain_time(
-    loaded: LoadedModel, ids: Sequence[int], settings: GenerationSettings, last: Finished
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    settings: GenerationSettings,
+    last: Finished,
+    own: Sequence[float],
 ) -> Finished:
     """The end of an answer with the time of a plain step, if one can be timed."""
     if last.reason in ("error", "cancelled"):
         return last
-    plain_seconds = plain_step_seconds(loaded, ids, settings, last)
+    plain_seconds = plain_step_seconds(loaded, ids, settings, last, own)
     return replace(last, stats=replace(last.stats, plain_step_seconds=plain_seconds))
 
 

@@ -126,3 +126,19 @@ def test_a_step_of_a_comparison_has_no_time_of_other_programs():
     assert stats.step_seconds == 0.5
     assert replace(stats, busy_seconds=1.0).step_seconds == 0.25
     assert Stats.of(1, 0, 0, 0.0, 0.1).step_seconds is None
+
+
+def test_an_answer_of_mostly_plain_steps_is_its_own_clock(model, monkeypatch):
+    """While a page draws, steps take longer than after the answer: 0.89 was told for 1.05."""
+    first, *_, last = answer(model)
+    last = replace(last, stats=replace(last.stats, steps=40, seconds=2.0, busy_seconds=1.0))
+    again = []
+    monkeypatch.setattr(plain_clock, "steps_again", lambda *_: again.append(1) or [])
+
+    def clocked(count: int) -> float | None:
+        settings = GenerationSettings(drafter="medusa", seed=5)
+        ids = first.prompt_token_ids
+        return plain_clock.plain_step_seconds(model, ids, settings, last, [0.01] * count)
+
+    assert clocked(20) == pytest.approx(0.02) and not again
+    assert clocked(19) is None and again
