@@ -176,9 +176,9 @@ def test_an_edit_made_before_the_last_one_was_answered_is_not_lost(quick, open_t
     edit(tab, 1, "my own words")
     edit(tab, 0, "changed")  # which the page sends once the one before is answered
     go_on.set()
-    tab.wait_for_selector("#history .user-row:has-text('changed')")
+    tab.wait_for_selector("#history .user-row:has-text('changed')")  # shown before it is answered
+    wait_for(lambda: quick.prompts[-1] == [{"role": "user", "content": "changed"}])
     wait_end(tab)
-    assert quick.prompts[-1] == [{"role": "user", "content": "changed"}]
 
 
 def test_a_message_written_meanwhile_waits_in_sight_and_can_be_dropped(
