@@ -12,6 +12,9 @@ from medusa_chat.checkpoints.gguf_model import gguf_model
 from medusa_chat.checkpoints.gguf_rows import FileRows
 from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
+from medusa_chat.checkpoints.layouts import gguf_header
+from medusa_chat.checkpoints.layouts.gguf_header import read_gguf
+from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.weights import config_of, read_model
@@ -94,3 +97,14 @@ def test_every_matrix_of_a_file_is_found_by_its_name(family, tmp_path, monkeypat
         if weight.dim() > 1:
             assert torch.equal(rows.rows(name).values().bfloat16(), weight), name
     assert not rows.is_in_blocks("nothing.weight")
+
+
+def test_an_unchanged_header_is_read_once(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    parses = []
+    read = gguf_header.read_part
+    monkeypatch.setattr(gguf_header, "read_part", lambda *a: parses.append(1) or read(*a))
+    list(load(LoadRequest(str(path))))
+    assert len(parses) == 1
+    path.touch()
+    assert read_gguf(LocalFolder(tmp_path), path.name).tensors and len(parses) == 2

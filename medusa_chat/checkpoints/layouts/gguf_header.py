@@ -11,10 +11,12 @@ import math
 import struct
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from medusa_chat.checkpoints.layouts.headers import REMEDY, first_bytes
-from medusa_chat.checkpoints.layouts.source import Source
+from medusa_chat.checkpoints.layouts.source import LocalFolder, Source
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import part_of, parts_of
 
@@ -389,7 +391,21 @@ NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 def read_gguf(source: Source, file: str) -> GgufHeader:
     """The header of a GGUF file; file: its name, or that of any part. Raises ModelError, in one
-    line, also for a part that is missing or belongs to another file."""
+    line, also for a part that is missing or belongs to another file. On this disk an unchanged
+    file is read once: a load asks three times."""
+    if not isinstance(source, LocalFolder):
+        return _read_parts(source, file)
+    stamps = [source.stamp(name) for name in parts_of(file) if name in source.files()]
+    return _read_known(source.folder, source.name, file, tuple(stamps))
+
+
+@lru_cache(maxsize=2)
+def _read_known(folder: Path, name: str, file: str, stamps: tuple[Any, ...]) -> GgufHeader:
+    """stamps: what tells the parts' contents from others."""
+    return _read_parts(LocalFolder(folder, name, only=file), file)
+
+
+def _read_parts(source: Source, file: str) -> GgufHeader:
     names = parts_of(file)
     for name in names:
         if name not in source.files():

@@ -67,6 +67,14 @@ class LocalFolder:
         """Raises ModelError for a file that cannot be read."""
         return read_piece(self.folder / file, start, length)
 
+    def stamp(self, file: str) -> tuple[int, ...]:
+        """What differs once a file has other contents; empty where reading it will say why not."""
+        try:
+            stat = (self.folder / file).stat()
+        except OSError:
+            return ()
+        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     """(its files, its readable folders), without hidden ones and lost+found."""

@@ -144,11 +144,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, t
 
 class NativeLibrary:
     """The C library's functions. c: the functions; threads: how many share the work of a call;
-    panel_width: the outputs of one panel of packed weights on this CPU."""
+    panel_width: the outputs of one panel of packed weights on this CPU; right: the (types, inputs)
+    of packed weights whose product was compared with torch's and agreed."""
 
     def __init__(self, c: CDLL, threads: int) -> None:
         self.c, self.threads = c, threads
         self.panel_width = int(c.panel())
+        self.right: set[tuple[int, int]] = set()
         for name, (result, *arguments) in SIGNATURES.items():
             function = getattr(c, name)
             function.argtypes, function.restype = arguments, result

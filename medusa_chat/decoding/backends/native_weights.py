@@ -232,14 +232,24 @@ class NativeLinear(nn.Module):
         self.panels: Tensor
         self.register_buffer("panels", None, persistent=False)
         if isinstance(stored, StoredRows):
-            packed, sample = pack_rows([stored], self.outs, library), stored.values(slice(SAMPLE))
+            packed = pack_rows([stored], self.outs, library)
             if packed is not None:
                 self.weights, self.panels = packed
-                if agrees(WRONG_PRODUCT, lambda: self.off_by(sample), TOLERANCE):
+                if self._is_right(stored):
                     return
             stored = stored.values().bfloat16() if linear.weight.is_meta else None
         whole = linear.weight if stored is None else stored
         self.weights, self.panels = pack_floats(whole, library.panel_width)
+
+    def _is_right(self, stored: StoredRows) -> bool:
+        """Whether the product with these rows is torch's; compared once for a type and width."""
+        form = stored.type, self.ins
+        if form not in self._library.right:
+            sample = stored.values(slice(SAMPLE))
+            if not agrees(WRONG_PRODUCT, lambda: self.off_by(sample), TOLERANCE):
+                return False
+            self._library.right.add(form)
+        return True
 
     def off_by(self, weight: Tensor) -> float:
         """The largest difference of the first SAMPLE outputs from torch's product with their weight
