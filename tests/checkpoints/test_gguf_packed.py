@@ -101,10 +101,14 @@ def test_every_matrix_of_a_file_is_found_by_its_name(family, tmp_path, monkeypat
 
 def test_an_unchanged_header_is_read_once(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
+    list(load(LoadRequest(str(path))))  # which reads the vocabulary too, for the tokenizer
+    path.touch()
     parses = []
     read = gguf_header.read_part
     monkeypatch.setattr(gguf_header, "read_part", lambda *a: parses.append(1) or read(*a))
+    with_settings(Checkpoint.find(LoadRequest(str(path))))
+    parses.clear()
     list(load(LoadRequest(str(path))))
-    assert len(parses) == 1
+    assert not parses
     path.touch()
-    assert read_gguf(LocalFolder(tmp_path), path.name).tensors and len(parses) == 2
+    assert read_gguf(LocalFolder(tmp_path), path.name).tensors and len(parses) == 1

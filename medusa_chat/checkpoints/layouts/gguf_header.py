@@ -396,13 +396,16 @@ def read_gguf(source: Source, file: str) -> GgufHeader:
     if not isinstance(source, LocalFolder):
         return _read_parts(source, file)
     stamps = [source.stamp(name) for name in parts_of(file) if name in source.files()]
-    return _read_known(source.folder, source.name, file, tuple(stamps))
+    try:
+        return _read_known(source.folder, file, tuple(stamps))
+    except ModelError:  # once more, to name the source as the user does
+        return _read_parts(source, file)
 
 
 @lru_cache(maxsize=2)
-def _read_known(folder: Path, name: str, file: str, stamps: tuple[Any, ...]) -> GgufHeader:
+def _read_known(folder: Path, file: str, stamps: tuple[Any, ...]) -> GgufHeader:
     """stamps: what tells the parts' contents from others."""
-    return _read_parts(LocalFolder(folder, name, only=file), file)
+    return _read_parts(LocalFolder(folder, only=file), file)
 
 
 def _read_parts(source: Source, file: str) -> GgufHeader:
