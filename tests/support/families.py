@@ -25,17 +25,16 @@ BY_LENGTH = {  # rope whose frequencies depend on the length of a pass; it chang
     "dynamic": {"factor": 4.0},
 }
 PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75}  # Phi-4-mini
-GROWING = {  # queries grow from position 16 on
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 16,
     "beta_fast": 16.0,
     "beta_slow": 2.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
 }
+BY_POSITION = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+GROWING = YARN | BY_POSITION  # queries grow from position 16 on
 SHARED = {  # as Gemma 3n's and Gemma 4's small models: the last layers read the first ones' keys
     "head_dim": 8,
     "sliding_window": 8,

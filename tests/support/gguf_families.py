@@ -10,21 +10,12 @@ import gguf
 import torch
 import transformers
 
-from support.families import COMMON, tiny
+from support.families import BY_POSITION, COMMON, YARN, tiny
 
 WINDOWED = {"sliding_window": 16, "num_hidden_layers": 5}
 NO_WINDOW = {"sliding_window": None, "layer_types": ["full_attention"] * 2}
 FEW = {"num_experts_per_tok": 2}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 16.0,
-    "beta_slow": 2.0,
-}
 HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-BY_POSITION = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 LATENT = FEW | {
     "num_key_value_heads": 4,
     "num_hidden_layers": 3,

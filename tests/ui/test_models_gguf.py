@@ -154,8 +154,8 @@ def test_a_click_loads_the_file_and_tells_what_it_unpacks(controller, home):
     controller.load_model(ModelsTab(), event(id=path), OWNER, *BOXES)
     wait_for(lambda: controller.picker.progress.stage == "done")
     assert controller.view.session.runner.loaded[-1] == path
-    state = ModelState("loading", "read", note="unpacking /home/me/a.gguf")
-    assert phase_text(state) == "unpacking /home/me/a.gguf"
+    state = ModelState("loading", "read", note="unpacking a.gguf")
+    assert phase_text(state) == "unpacking a.gguf"
     assert "/home/me" in status_line(state)
     assert "/home/me" not in status_line(state, is_guest=True)
 
