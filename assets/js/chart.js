@@ -127,3 +127,29 @@ function describeChart(f) {
   const text = `Tokens per second over ${chart.seconds.toFixed(1)} s: ${least} to ${most}, mean ${number(f.rate, 1)}${base}`;
   chartSvg.setAttribute("aria-label", text);
 }
+
+// How often a drafted token was accepted, by its depth: of the steps that drafted and accepted the one
+// before it. A step gives one token more than it accepts.
+function drawDepths() {
+  const drafted = known.bars.filter((_, step) => known.nodes[step] > 1);
+  const rows = [];
+  const most = drafted.reduce((deepest, tokens) => Math.max(deepest, tokens), 1);
+  for (let depth = 1; depth <= most && drafted.length; depth++) {
+    const tested = drafted.filter((tokens) => tokens >= depth).length;
+    const accepted = drafted.filter((tokens) => tokens > depth).length;
+    const line = make("tr");
+    const share = make("td", "bar");
+    share.append(meterOf(accepted / tested));
+    const name = shown?.parent ? columnName(data, shown, depth) : `depth ${depth}`;
+    line.append(make("th", "", name), make("td", "p", percent(accepted / tested)), share);
+    line.append(make("td", "", `${count(accepted)} of ${counted(tested, "step")}`));
+    rows.push(line);
+  }
+  const table = make("table");
+  table.append(make("caption", "", DEPTH_WORDS), ...rows);
+  depths.replaceChildren(rows.length ? table : make("p", "mask-note", "No step of this answer has drafted."));
+}
+
+const DEPTH_WORDS =
+  "How often a token at this depth was accepted, of the steps that had accepted the one before it. " +
+  "What this taught about the cost of a step stands in the Tune tab.";

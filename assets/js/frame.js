@@ -1,6 +1,7 @@
 // The panel's own frame: its elements, and what it knows of the answer it shows.
 const NARROW = 560; // below, the tree folds to what was tested
 
+const gpuBox = make("div", "gpu"); // plain decoding and three sizes of the tree side by side
 const head = make("div", "step-head");
 const facing = make("div", "facing");
 const views = withRole(make("div", "views"), "group", "View of the step");
@@ -16,7 +17,7 @@ const follower = makeFollower(); // the model's own token behind the path
 const legend = make("div", "legend");
 const fold = button("fold", "", () => {
   wantsFold = !isFolded();
-  [tallest, largest] = [0, LARGEST];
+  largest = LARGEST;
   schedule();
 });
 const PLAIN =
@@ -33,18 +34,30 @@ const hollow = make(
 );
 const tip = withRole(make("div", "tip"), "tooltip");
 hide(tip, true);
-const viewButtons = ["tree", "mask"].map((name) => {
-  const title = name === "tree" ? "the candidates" : "which keys each node attends to";
-  const node = button("view", name, () => show(name));
+const VIEWS = {
+  tree: ["Tree", "what was drafted in this step, and what the model accepted"],
+  mask: ["Mask", "which keys each node attends to"],
+  times: ["Times", "where the time of a step goes, and the speed over the answer"],
+  depths: ["Heads", "how often a drafted token was accepted, by its depth"],
+  "what if": ["What if…", "the same steps on a named GPU, and with another rule"],
+};
+const viewButtons = Object.entries(VIEWS).map(([name, [label, title]]) => {
+  const node = button("view", label, () => show(name));
+  node.dataset.view = name;
   node.title = title;
   return views.appendChild(node);
 });
+const times = make("div", "times");
+const depths = make("div", "depths");
+const body = make("div", "view-body");
 svg.append(names, edges, follower.group, taken, nodes);
 box.append(svg);
 picture.append(legend, box, single, maskBox);
-area.append(picture, card);
-facing.append(head, views);
-root.replaceChildren(figures, plain, facing, area, hollow, timeline, facts, chartBox, tip);
+times.append(facts, chartBox);
+area.append(picture);
+body.append(area, times, depths, gpuBox);
+facing.append(views, head);
+root.replaceChildren(figures, plain, timeline, facing, body, card, hollow, tip);
 pen.font = `10.5px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
 
 // Widths of what is drawn into, read when they change: asked for while something is being
@@ -54,29 +67,15 @@ function widthIn(node) {
   if (!widthsOf.get(node)) widthsOf.set(node, node.clientWidth);
   return widthsOf.get(node);
 }
+let room = 0; // px that a tree has in height, beside an open card or not
 const resized = new ResizeObserver((entries) => {
-  const [before, room] = [widthsOf.get(root), widthsOf.get(picture)];
+  const before = widthsOf.get(picture);
   for (const { target } of entries) widthsOf.set(target, target.clientWidth);
-  if (widthsOf.get(root) !== before) loosen();
-  if (widthsOf.get(picture) !== room) largest = LARGEST;
+  const high = root.clientHeight - body.offsetTop - legend.offsetHeight - 8;
+  if (widthsOf.get(picture) !== before || high !== room) largest = LARGEST;
+  room = high;
   schedule();
 });
-
-// Lines that wrap in one step and not in the next keep their greatest height: the tree stands still.
-const steady = [plain, facing, legend];
-const heights = new ResizeObserver((entries) => {
-  for (const { target, borderBoxSize } of entries) {
-    const high = borderBoxSize[0].blockSize;
-    if (high > (parseFloat(target.style.minHeight) || 0)) target.style.minHeight = `${high}px`;
-  }
-});
-function loosen() {
-  for (const node of steady) {
-    node.style.minHeight = "";
-    heights.unobserve(node); // what was measured is of before
-    heights.observe(node);
-  }
-}
 
 let data = null; // the newest line
 let shown = null; // the step that is drawn
@@ -92,8 +91,7 @@ let chips = [];
 let active = 0; // the node that has the keyboard
 let hovered = null;
 let quiet = null; // the node under the pointer that needs no tooltip
-let tallest = 0;
-let isScrolledByHand = false; // the panel
+let isScrolledByHand = false; // the tree
 let describing = 0;
 const schedule = inNextFrame(() => render());
 

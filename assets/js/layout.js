@@ -1,11 +1,12 @@
 // The tree of one step: places once per shape and width, then texts, states and marks into them.
-const ROW = matchMedia("(pointer: coarse)").matches ? 24 : 16; // a finger is thick
+const isFinger = matchMedia("(pointer: coarse)").matches;
+const ROW = isFinger ? 24 : 16; // a finger is thick
 const CHIP = ROW - 2;
 const LINE = CHIP / 2 + 3; // of a chip's text, below its top
 const TOP = 22;
 const GAP = 26;
 const FONT = 10.5; // px, of a chip of CHIP; a small tree is drawn larger
-const ROOM = 460; // px that a picture may take before its chips are as small as they get
+const SMALLEST = 0.86;
 const LARGEST = 1.7;
 const CLOSEST = 92; // px from column to column where all of the tree is to be seen
 const LONG = 110; // px: where there is room for the mouse, a longer token is cut
@@ -16,7 +17,14 @@ let widest = 0; // px that the longest token of the answer needs, at FONT
 // ---- layout: once per shape and width ----
 
 function isFolded() {
-  return wantsFold === null ? widthIn(box) < NARROW : wantsFold;
+  if (wantsFold !== null) return wantsFold;
+  return widthIn(box) < NARROW || highOf(shown.parent) > room;
+}
+
+// Pixels of a tree whose chips are as small as they get.
+function highOf(parents) {
+  const leaves = parents.length - new Set(parents.slice(1)).size;
+  return (leaves * ROW + TOP + ROW) * SMALLEST + 2;
 }
 
 // The nodes that are drawn: all, or folded the path and what was tested beside it.
@@ -49,8 +57,8 @@ function branch(x, gap, from, to) {
 
 // How much larger than its smallest the tree of so many rows is drawn, in chips of that width.
 function scaleOf(rows, chip) {
-  const scales = Math.min(largest, ROOM / (rows * ROW + TOP), chip / Math.min(widest, LONG));
-  return Math.max(1, Math.floor(scales * 20) / 20);
+  const scales = Math.min(largest, (room - 2) / (rows * ROW + TOP + ROW), chip / Math.min(widest, LONG));
+  return Math.max(isFinger ? 1 : SMALLEST, Math.floor(scales * 50) / 50);
 }
 
 // Pixels that the longest token of the step needs, with its mark, at FONT.
@@ -84,9 +92,7 @@ function lay(step, drawn, width) {
   const wide = Math.ceil(pitch * columns - gap + 2);
   const head = TOP * scale + ROW_HIGH; // the first row is the follower's
   const high = head + rows * ROW_HIGH + 2;
-  tallest = Math.max(tallest, high); // what stands below must not jump from step to step
-  picture.style.minHeight = `${tallest}px`; // nor where a step has no tree
-  set(svg, { width: wide, height: tallest, viewBox: `0 0 ${wide} ${tallest}` });
+  set(svg, { width: wide, height: high, viewBox: `0 0 ${wide} ${high}` });
   names.replaceChildren(
     ...Array.from({ length: columns }, (_, column) =>
       draw("text", { class: "column", x: column * pitch + 1, y: 12 * scale }, columnName(data, step, column)),

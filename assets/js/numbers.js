@@ -4,9 +4,9 @@ const plain = make("p", "plain");
 const facts = make("div", "facts");
 const PARTS_OF_A_STEP = ["backbone", "heads", "rest"];
 const tiles = {
-  rate: tile("tokens/s", "decoding, prefill left out", true),
-  ratio: tile("vs plain", "against plain decoding", true),
+  ratio: tile("times plain", "speed against plain decoding", true),
   per_step: tile("tokens/step", "the paper's acceleration rate", false),
+  rate: tile("tokens/s", "decoding, without reading the prompt", false),
   ms: tile("ms/step", "mean over the steps so far", false),
 };
 const split = makeSplit();
@@ -15,7 +15,8 @@ const first = fact("first token");
 const prefill = fact("prefill");
 const beginning = make("div", "beginning");
 beginning.append(first.node, prefill.node);
-facts.append(split.node, context.node, beginning);
+const measured = make("p", "measured");
+facts.append(split.node, context.node, beginning, measured);
 
 function tile(label, title, strong) {
   const node = make("div", strong ? "tile strong" : "tile");
@@ -85,7 +86,7 @@ function drawTiles(f, on) {
   say(tiles.rate.value, number(on.rate, 1));
   say(tiles.rate.under, on.where || last);
   const ratio = on.ratio === null ? "–" : `${on.ratio.toFixed(2)}×`;
-  say(tiles.ratio.value, f.is_plain ? "plain" : ratio);
+  say(tiles.ratio.value, f.is_plain ? "–" : ratio);
   tiles.ratio.value.classList.toggle("under-one", on.ratio !== null && on.ratio < 1);
   const paid = on.overhead !== null && on.per_step !== null;
   say(tiles.ratio.under, paid ? `${number(on.per_step, 2)} ÷ ${number(on.overhead, 2)} overhead` : "");
@@ -126,12 +127,13 @@ function measuredHere(f) {
 
 function drawPlain(f, isModelled) {
   plain.classList.toggle("slower", Boolean(f.slower) && !isModelled);
-  if (isModelled) return say(plain, measuredHere(f));
   let text = "";
-  if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
+  if (isModelled) text = measuredHere(f);
+  else if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
   else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
   else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
-  say(plain, f.slower ? `${f.slower} (${text})` : text);
+  say(measured, text);
+  say(plain, f.slower && !isModelled ? f.slower : "");
 }
 
 const NO_FIGURES = {

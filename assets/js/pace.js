@@ -11,18 +11,19 @@ const BEHIND =
   "This machine is slower than that GPU: the answer came as fast as it could, and is replayed at " +
   "that clock when it is done.";
 const pace = storedPace();
-const gpuBox = make("div", "gpu"); // plain decoding and three sizes of the tree side by side
 const gpuLine = make("p", "modelled"); // the chosen size, and what the figures are
 const gpuTable = make("table", "gpu-table");
 const gpuRow = make("div", "gpu-choices");
 const modeChoice = choiceOf("Pace", MODES, "full", (mode) => setPace({ mode }));
 const chooseGpu = gpuChoices(gpuRow, pace, setPace);
+const RULE_WORDS =
+  "Another ε or δ: move them in Settings while a step of a typical answer stands still; its tree " +
+  "shows what would have passed, without running the model.";
 let isBehind = false; // this machine was slower than the GPU, for the answer that is shown
 modeChoice.classList.add("mode");
-gpuBox.append(gpuTable);
-playButton.after(modeChoice, gpuRow);
-playbar.after(gpuLine);
-timeline.after(gpuBox);
+gpuBox.append(gpuRow, gpuTable, make("p", "mask-note", RULE_WORDS));
+pacebar.prepend(modeChoice);
+figures.after(gpuLine);
 
 function isDemo() {
   return Boolean(window.medusaModel?.isDemo);
@@ -41,6 +42,7 @@ function paceOf(nodes, ms) {
 
 function setPace(change) {
   Object.assign(pace, change);
+  schedule();
   store("localStorage", PACE_KEY, JSON.stringify(pace));
   tellPace();
   drawPace();
@@ -63,9 +65,8 @@ function tellRace() {
 function drawPace() {
   const mode = paceMode();
   modeChoice.value = mode;
-  for (const node of [gpuBox, gpuRow, gpuLine]) hide(node, mode !== "gpu");
-  hide(caption, mode === "gpu"); // its row has no room
-  if (mode !== "gpu") return;
+  hide(gpuLine, mode !== "gpu");
+  if (mode !== "gpu" && view !== "what if") return;
   for (const name in chooseGpu) chooseGpu[name].value = pace[name];
   const rows = gpuRows();
   drawGpuTable(rows);
@@ -117,7 +118,7 @@ function drawGpuTable(rows) {
   const best = Math.max(...rows.map((row) => row.gain || 0));
   const title = `${pace.size}, ${pace.precision}, on an ${pace.gpu}: modelled`;
   const head = make("tr");
-  for (const name of ["", "ms/step", "tokens/step", "tokens/s", "vs plain"])
+  for (const name of ["", "ms/step", "tokens/step", "tokens/s", "times plain"])
     head.append(make("th", "", name));
   const lines = rows.map(({ nodes, ms, tokens, rate, gain }) => {
     const line = make("tr", nodes === pace.nodes ? "now" : "");

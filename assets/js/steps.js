@@ -43,10 +43,8 @@ function keep(step) {
 
 function forget() {
   stopPlay();
-  [pinned, flying, shown, live, shape, tallest] = [null, null, null, null, null, 0];
+  [pinned, flying, shown, live, shape] = [null, null, null, null, null];
   [widest, largest, asIf, isScrolledByHand] = [0, LARGEST, null, false];
-  loosen();
-  picture.style.minHeight = "";
   known = { bars: [], times: [], nodes: [], ends: [] };
   steps = new Map();
   chart = emptyChart();

@@ -1,13 +1,15 @@
 // A bar for every step. Click, drag or arrow keys choose one; play walks through them in the time
 // they took. `goTo(step)` and `goLive()` are the panel's.
-const BARS_HIGH = 46;
+const BARS_HIGH = 36;
 const timeline = make("div", "timeline");
 const playbar = make("div", "playbar");
 const strip = make("div", "strip");
 const space = make("div", "space");
 const bars = draw("svg", { class: "bars", tabindex: "0", role: "slider", height: BARS_HIGH });
-const caption = make("span", "caption", "tokens per step: click, drag, ← →");
+const counter = make("span", "counter");
+const pacebar = make("div", "pacebar");
 bars.setAttribute("aria-label", "Step of the answer, by tokens per step");
+strip.title = "tokens per step: click, drag, ← →";
 const barRow = bars.appendChild(draw("g", {}));
 space.append(bars);
 strip.append(space);
@@ -18,8 +20,9 @@ hide(rest, true);
 hide(back, true);
 const toNewest = button("newest", "back to the newest answer", () => trigger("newest"));
 hide(toNewest, true);
-playbar.append(playButton, caption, rest, back, toNewest);
-timeline.append(playbar, strip);
+playbar.append(playButton, strip, counter);
+pacebar.append(rest, back, toNewest);
+timeline.append(playbar, pacebar);
 let play = null; // {step, due}: the step that is shown, and when the next one follows
 let pool = [];
 let line = { total: 0, pitch: 14, now: 0, from: 0 };
@@ -34,6 +37,7 @@ function drawTimeline(known, total, now, isLive) {
   // who scrolled back while the answer runs is not pulled to its end
   const follows = !isLive || scrolled + across > (line.total - 3) * line.pitch;
   line = { ...line, total, now, pitch };
+  say(counter, `step ${now + 1} / ${total}`);
   line.length = `${Math.max(across, Math.ceil(total * pitch))}px`;
   if (moved && follows) bringIntoView(isLive ? total - 1 : now, across);
   line.from = Math.floor(scrolled / pitch);

@@ -35,26 +35,22 @@ function render() {
   if (isReadable) scrollToPath(); // last: it lays out what was written before it
 }
 
-// A path that is not in the panel's window is scrolled to, its end before its root; after a hand has
-// scrolled the panel, not before a step is chosen or another answer begins.
-const panel = element.closest("#right");
+// A path that is not in the tree's window is scrolled to, its end before its root; after a hand has
+// scrolled it, not before a step is chosen or another answer begins.
 let seenPath = ""; // of which answer and step
 function scrollToPath() {
   const here = shown?.parent ? `${data.answer}.${shown.index}` : "";
   if (!here || here === seenPath || isScrolledByHand || !box.clientHeight) return;
   seenPath = here;
-  const { top } = svg.getBoundingClientRect();
-  const path = chips.flatMap(({ at }, node) => (shown.state[node] === "a" ? [top + at] : []));
-  const under = Math.max(...path) + CHIP * scale - timeline.getBoundingClientRect().top;
-  const above = panel.getBoundingClientRect().top - Math.min(...path) + CHIP * scale;
-  if (under > 0) panel.scrollTop += under;
-  else if (above > 0) panel.scrollTop -= Math.min(above, -under);
+  const path = chips.flatMap(({ at }, node) => (shown.state[node] === "a" ? [at] : []));
+  const [first, last] = [Math.min(...path) - CHIP * scale, Math.max(...path) + CHIP * scale];
+  if (last > box.scrollTop + box.clientHeight) box.scrollTop = last - box.clientHeight;
+  else if (first < box.scrollTop) box.scrollTop = first;
 }
 
 for (const name of ["wheel", "touchmove", "pointerdown"]) {
-  const isBar = (event) => name !== "pointerdown" || event.target === panel; // that of the panel's scrolling
-  const note = (event) => (isScrolledByHand ||= isBar(event));
-  panel.addEventListener(name, note, { passive: true });
+  const isBar = (event) => name !== "pointerdown" || event.target === box; // that of its scrolling
+  box.addEventListener(name, (event) => (isScrolledByHand ||= isBar(event)), { passive: true });
 }
 
 function drawAll(isReadable) {
@@ -65,28 +61,27 @@ function drawAll(isReadable) {
   if (isEmpty) return;
   const seen = judged(shown);
   const now = pinned === null ? shown.index : pinned;
-  const size = widthIn(root) < NARROW ? "narrow" : widthIn(root) < 960 ? "middle" : "wide";
-  if (root.dataset.size !== size) card.style.cssText = ""; // its place was another's
-  if (root.dataset.size !== size) [root.dataset.size, tallest, largest, shape] = [size, 0, LARGEST, null];
+  const size = widthIn(root) < NARROW ? "narrow" : "wide";
+  if (root.dataset.size !== size) [root.dataset.size, largest, shape] = [size, LARGEST, null];
   if (isReadable) drawHead(seen);
-  if (isReadable) drawChart(data, known.bars, known.times, pinned);
+  if (isReadable && view === "times") drawChart(data, known.bars, known.times, pinned);
   if (isReadable) drawPace();
   drawTimeline(known, data.figures.steps, now, pinned === null);
   hide(back, pinned === null);
   say(back, data.ended ? "back to the latest step" : "back to live");
   const isTree = Boolean(shown.parent);
   const isPlain = isTree && shown.parent.length === 1;
+  const isOther = !["tree", "mask"].includes(view); // it shows the whole answer
   const isMask = view === "mask" && isTree && !isPlain;
-  hide(views, !isTree || isPlain);
-  viewButtons.forEach((node) => node.setAttribute("aria-pressed", String(node.textContent === (isMask ? "mask" : "tree"))));
+  drawViews(isMask);
+  hide(area, isOther);
   hide(box, !isTree || isMask);
   hide(single, !isPlain);
   say(single, data.figures.is_plain ? PLAIN : UNDRAFTED);
   hide(maskBox, !isMask);
   hide(legend, !isTree || isPlain || isMask);
-  area.classList.toggle("has-card", !card.hidden);
   describeSoon();
-  if (!isTree) return;
+  if (!isTree || isOther) return;
   if (isMask) return drawMask(data, seen, widthIn(picture));
   maskShape = null;
   const width = widthIn(box);
@@ -100,6 +95,17 @@ function drawAll(isReadable) {
   if (hovered !== null) tellNode(hovered);
 }
 
+function drawViews(isMask) {
+  const now = view === "mask" && !isMask ? "tree" : view;
+  for (const node of viewButtons) node.setAttribute("aria-pressed", String(node.dataset.view === now));
+  const isByHeads = shown.parent?.length > 1 && columnName(data, shown, 1).startsWith("head");
+  if (shown.parent?.length > 1) say(viewButtons[3], isByHeads ? "Heads" : "Depths");
+  hide(times, view !== "times");
+  hide(depths, view !== "depths");
+  hide(gpuBox, view !== "what if");
+  if (view === "depths") drawDepths();
+}
+
 // While an answer runs the newest line comes from its stream (follow.js), with the bars that are
 // new only; at the end it is the value, so that whatever replaces it is a change.
 let streamed = null;
@@ -109,5 +115,5 @@ window.addEventListener("medusa-end", () => {
   streamed = null;
 });
 for (const node of widthsOf.keys()) resized.observe(node);
-loosen();
+for (const node of [body, legend]) resized.observe(node);
 onValue(take);

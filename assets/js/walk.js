@@ -60,23 +60,7 @@ function choose(node) {
   if (pinned !== shown.index) goTo(shown.index);
   openCard(data, shown, node);
   schedule();
-  placeCard(chips[node].group.getBoundingClientRect());
-}
-
-// Beside the tree where there is room for both, below it on a narrow page, else over it: above or below
-// the node, which stays in sight.
-function placeCard(at) {
-  if (root.dataset.size !== "middle") return card.scrollIntoView({ block: "nearest" });
-  const home = area.getBoundingClientRect();
-  const [free, whole] = [timeline.getBoundingClientRect().top, innerHeight - 20];
-  const over = at.top - root.getBoundingClientRect().top;
-  const isTight = Math.max(Math.min(free, whole) - at.bottom, over) < 300;
-  const under = (isTight ? whole : Math.min(free, whole)) - at.bottom; // the timeline, if it can, stays in reach
-  const place = { top: "auto", bottom: "auto", maxHeight: `${Math.max(200, under, over) - 14}px` };
-  if (under >= over) place.top = `${at.bottom - home.top + 6}px`;
-  else place.bottom = `${home.bottom - at.top + 6}px`;
-  place.left = `${Math.max(0, Math.min(at.left - home.left, home.width - card.offsetWidth))}px`;
-  Object.assign(card.style, place);
+  requestAnimationFrame(() => chips[node]?.group.scrollIntoView({ block: "nearest" }));
 }
 
 function focusOn(node) {

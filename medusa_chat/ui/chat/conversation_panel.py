@@ -16,8 +16,11 @@ HEADING = (
     '<button type="button" id="list-button" class="tool" title="Conversations" '
     'aria-label="Conversations" aria-controls="conversations"><svg viewBox="0 0 24 24" '
     'aria-hidden="true"><path d="M4 6h16M4 12h16M4 18h10"/></svg></button>'
-    '<h2 id="chat-title" dir="auto"></h2><button type="button" id="system-button" class="tool" '
-    'aria-expanded="false" aria-controls="system-box" title="System prompt of this conversation">'
+    '<h2 id="chat-title" dir="auto"></h2>'
+)
+SYSTEM_OPENER = (
+    '<button type="button" id="system-button" class="tool" aria-expanded="false" '
+    'aria-controls="system-box" title="Goes before every message of this conversation">'
     "System prompt</button>"
 )
 # What the browser knows: which conversation the address names, this tab showed, and this browser
@@ -39,23 +42,23 @@ Posted = Mapping[gr.components.Component, Any]
 
 
 def build_list() -> dict[str, Any]:
-    """Put the list into the gr.Row that is open."""
+    """Put the list of conversations into the gr.Row that is open."""
     with gr.Column(elem_id="side", scale=0, min_width=0):
         rows = script_block("conversations", MAX_FILE=MAX_FILE)
         return {"conversations": rows, "saved": script_block("saved")}
 
 
 def build_heading() -> dict[str, Any]:
-    """Put what stands above a conversation into the gr.Column that is open."""
-    parts: dict[str, Any] = {}
+    """Put what stands above the list into the gr.Row that is open."""
     with gr.Row(elem_id="heading"):
-        parts["heading"] = gr.HTML(HEADING, elem_id="heading-title", js_on_load=None)
-        parts["clear"] = gr.Button("New chat", elem_id="clear", size="sm")
+        heading = gr.HTML(HEADING, elem_id="heading-title", js_on_load=None)
+        return {"heading": heading, "clear": gr.Button("New chat", elem_id="clear", size="sm")}
+
+
+def build_system() -> gr.Textbox:
+    """Put the system prompt, which its button opens, into the gr.Column that is open."""
     with gr.Column(elem_id="system-box"):
-        parts["system"] = gr.Textbox(
-            "", label="System prompt", lines=3, max_lines=8, elem_id="system"
-        )
-    return parts
+        return gr.Textbox("", label="System prompt", lines=3, max_lines=8, elem_id="system")
 
 
 def connect_conversations(

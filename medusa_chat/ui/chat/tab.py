@@ -1,4 +1,4 @@
-"""The Chat tab: transcript on the left, the numbers and the tree of every step on the right."""
+"""The Chat tab: the list, the conversation over its composer, the microscope on every step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +10,10 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.conversation_panel import (
+    SYSTEM_OPENER,
     build_heading,
     build_list,
+    build_system,
     connect_conversations,
 )
 from medusa_chat.ui.chat.markup import RULES
@@ -51,16 +53,13 @@ def build_chat(
     controller = ChatController(session, trees, history)
     tab = gr.State(Tab())
     with gr.Row(elem_id="columns"):
-        parts = build_list()
+        parts = build_heading() | build_list()
         with gr.Column(elem_id="left", scale=5, min_width=320):
-            parts |= build_heading()
             parts |= _conversation(offer)
-            parts |= _composer()
-            settings = build_settings(  # drawn over the composer
-                trees, parts["vanilla"], parts["system"], tab, controller.keep_settings
-            )
+            settings = _composer(controller, tab, trees, parts)
         with gr.Column(elem_id="right", scale=6, min_width=320):
             panel, card = script_block("tree", GPU_TIMES=gpu_times()), script_block("peek")
+            parts["tint"] = script_block("tint")
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)
     connect_conversations(controller, tab, parts, settings)
@@ -91,6 +90,13 @@ def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
             placeholder=" ",
             latex_delimiters=DELIMITERS,
         )
+        with gr.Row(elem_id="turns"):
+            for name, label in (
+                ("regenerate", "Regenerate"),
+                ("proceed", "Continue"),
+                ("undo", "Undo"),
+            ):
+                parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
         parts["versions"] = script_block("versions")
         parts["live"] = script_block("live")  # what the model thinks comes before what it says
         parts["text"] = _prose()
@@ -111,15 +117,12 @@ def _prose() -> gr.Markdown:
     return prose
 
 
-def _composer() -> dict[str, Any]:
-    """Where the user writes, and what can be done with the conversation."""
-    parts: dict[str, Any] = {}
+def _composer(
+    controller: ChatController, tab: gr.State, trees: Sequence[str], parts: dict[str, Any]
+) -> SettingsPanel:
+    """Where the user writes, and how the answer is made: its settings. Adds to `parts`."""
     with gr.Column(elem_id="composer"):
-        with gr.Row(elem_id="turns"):
-            for name, label in (("regenerate", "Regenerate"), ("proceed", "Continue")):
-                parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
-            parts["undo"] = gr.Button("Undo", elem_id="undo", size="sm", interactive=False)
-            parts["tint"] = script_block("tint")
+        parts["system"] = build_system()
         parts["box"] = gr.Textbox(
             elem_id="box",
             label="Message",
@@ -130,16 +133,17 @@ def _composer() -> dict[str, Any]:
             max_lines=8,
             autofocus=True,
         )
-        script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
         with gr.Row(elem_id="actions"):
-            parts["vanilla"] = gr.Checkbox(
-                label="Plain decoding", elem_id="vanilla", container=False
-            )
+            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
+            plain = gr.Checkbox(label="Plain", elem_id="vanilla", container=False, render=False)
+            settings = build_settings(trees, plain, parts["system"], tab, controller.keep_settings)
+            gr.HTML(SYSTEM_OPENER, elem_id="system-opener", js_on_load=None)
+            plain.render()
             parts["send"] = gr.Button("Send", elem_id="send", size="sm", variant="primary")
             parts["stop"] = gr.Button(
                 "Stop", elem_id="stop", size="sm", variant="stop", visible=False
             )
-    return parts
+    return settings
 
 
 def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -> None:

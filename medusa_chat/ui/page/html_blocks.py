@@ -20,7 +20,7 @@ AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
 PARTS = {
     "tree": (
         *("draw", "words", "numbers", "chart", "mask", "card", "timeline", "frame", "layout"),
-        *("walk", "steps", "whatif", "stored", "gpu", "pace"),
+        *("walk", "steps", "whatif", "stored", "pane", "gpu", "pace"),
     ),
     "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
     **dict.fromkeys(("roof", "train"), ("draw", "plot")),
