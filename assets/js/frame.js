@@ -1,5 +1,5 @@
 // The panel's own frame: its elements, and what it knows of the answer it shows.
-const NARROW = 560; // below, the tree folds to what was tested
+const NARROW = 480; // below, the tree folds to what was tested
 
 const gpuBox = make("div", "gpu"); // plain decoding and three sizes of the tree side by side
 const head = make("div", "step-head");

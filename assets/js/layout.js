@@ -213,8 +213,7 @@ function describeSoon() {
 }
 
 function drawHead(step) {
-  const total = data.figures.steps;
-  const parts = [make("b", "", `step ${step.index + 1} / ${total}`)];
+  const parts = [];
   if (step.parent && step.parent.length > 1) {
     const bonus = step.tokens > step.accepted ? ", + 1 from the model" : ""; // none at the end
     const accepted = make("span", "", `${step.accepted} of ${step.parent.length - 1} drafted tokens accepted${bonus}`);

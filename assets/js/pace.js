@@ -22,8 +22,7 @@ const RULE_WORDS =
 let isBehind = false; // this machine was slower than the GPU, for the answer that is shown
 modeChoice.classList.add("mode");
 gpuBox.append(gpuRow, gpuTable, make("p", "mask-note", RULE_WORDS));
-pacebar.prepend(modeChoice);
-figures.after(gpuLine);
+pacebar.prepend(modeChoice, gpuLine);
 
 function isDemo() {
   return Boolean(window.medusaModel?.isDemo);

@@ -1,5 +1,5 @@
-// Versions of a message: "‹ 2/3 ›" under it; a branch and the bylines of answers. The value is {"rows": [[row,
-// version, of how many]], "bylines": [[row, model, speed]]}; Gradio draws the rows, so these are put
+// Versions of a message: "‹ 2/3 ›" under it; a branch and the strips of answers. The value is {"rows": [[row,
+// version, of how many]], "strips": [[row, ...]] (byline.js)}; Gradio draws the rows, so these are put
 // back whenever it has drawn them anew.
 let wanted = new Map(); // row -> [version, of]
 
@@ -25,8 +25,6 @@ function control(row, version, count) {
   return box;
 }
 
-const BRANCH = "M4 12h5l9-7M9 12l9 7M13 5h5v5M13 19h5v-5";
-
 function drawBranch(bar, row) {
   const [old] = bar.getElementsByClassName("branch");
   if (old?.dataset.row === String(row)) return;
@@ -35,7 +33,7 @@ function drawBranch(bar, row) {
   node.dataset.row = row;
   node.title = "Branch: go on from here in a new chat";
   node.setAttribute("aria-label", node.title);
-  node.append(icon(BRANCH));
+  node.textContent = "Branch";
   bar.append(node);
 }
 
@@ -54,7 +52,7 @@ function draw() {
     const bar = barOf(node);
     if (!bar) return;
     if (node.classList.contains("bot-row")) drawBranch(bar, row);
-    drawByline(bar, bylines.get(row));
+    drawByline(bar, row);
     const old = bar.querySelector(":scope > .versions");
     const state = now ? now.join("/") : "";
     if (old && old.dataset.state === state && old.dataset.row === String(row)) return;
@@ -74,7 +72,7 @@ function draw() {
 function take(line) {
   if (!line) return;
   wanted = new Map(line.rows.map(([row, ...state]) => [row, state]));
-  bylines = new Map(line.bylines.map(([row, ...made]) => [row, made]));
+  strips = new Map(line.strips.map(([row, ...made]) => [row, made]));
   draw();
 }
 

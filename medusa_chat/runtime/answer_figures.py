@@ -5,20 +5,23 @@ from typing import Any, NamedTuple, Self
 
 class AnswerFigures(NamedTuple):
     """model: its name as guests see it. rate: tokens per second; per_step: tokens per step; None
-    without steps. is_plain: whether it was plain decoding."""
+    without steps. is_plain: whether it was plain decoding. ratio: its speed against plain decoding
+    timed beside it; None where none was."""
 
     model: str
     rate: float | None = None
     per_step: float | None = None
     is_plain: bool = False
+    ratio: float | None = None
 
     @classmethod
     def from_json(cls, values: Any) -> Self | None:
         """Read what was written, strictly; None for None. Raises ValueError or TypeError."""
         if values is None:
             return None
-        model, *rates, is_plain = made = cls(*values)
-        if not isinstance(model, str) or type(is_plain) is not bool:
+        made = cls(*values)
+        rates = (made.rate, made.per_step, made.ratio)
+        if not isinstance(made.model, str) or type(made.is_plain) is not bool:
             raise ValueError("it contains something that is not a model's name")
         if not all(rate is None or type(rate) in (int, float) for rate in rates):
             raise ValueError("it contains an invalid rate")

@@ -11,6 +11,7 @@ from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.node_card import card_line
+from medusa_chat.ui.chat.step_panel import most_telling
 from medusa_chat.ui.chat.view import View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs, checked, whole_number
@@ -118,7 +119,8 @@ class ChatController(ConversationEvents):
         )
 
     def choose(self, tab: Tab, event: gr.EventData) -> Any:
-        """A row of the conversation was clicked: the panel shows that answer."""
+        """A row of the conversation was clicked: the panel shows that answer. Of a strip: and its
+        most telling step."""
         chat = self.session_of(tab)
         try:
             row = self._row(chat, whole_number(event_field(event, "index")))
@@ -131,7 +133,8 @@ class ChatController(ConversationEvents):
             gr.Info("The steps of this answer are no longer stored.")
             return gr.skip()
         tab.chosen_answer = answer
-        return self._panel(tab)
+        is_strip = event_field(event, "strip") is True
+        return self._panel(tab, most_telling(answer.steps) if is_strip else None)
 
     # ---- what they share ----
 

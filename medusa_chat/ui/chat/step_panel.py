@@ -1,5 +1,6 @@
 """The panel beside the conversation as data: figures, bars, one step's picture. No gradio."""
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -51,6 +52,15 @@ def tokens_per_step(answer: Answer) -> float | None:
     if answer.finished is not None and answer.finished.stats.acceleration_rate:
         return answer.finished.stats.acceleration_rate
     return answer.tokens / len(answer.steps) if answer.steps else None
+
+
+def most_telling(steps: Sequence[Step]) -> int | None:
+    """The step that shows most of drafting: the most tokens accepted, then the most nodes; the last
+    one, which the end of the text may have cut, only where there is no other. None without any."""
+    if not steps:
+        return None
+    among = range(max(1, len(steps) - 1))
+    return max(among, key=lambda place: (len(steps[place].path), steps[place].nodes))
 
 
 def recent_rate(answer: Answer) -> float | None:

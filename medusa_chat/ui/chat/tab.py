@@ -158,6 +158,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     following.shown(controller.end_show, [tab], None, **STEADY)
     following.drop(controller.drop, [tab], view, **STEADY)
 
+    parts["versions"].steps(controller.choose, [tab], [parts["panel"]], **STEADY)
     history.select(controller.choose, [tab], [parts["panel"]], **STEADY)
     parts["undo"].click(controller.undo, [tab], view, **AT_ONCE)
     parts["stop"].click(controller.stop, [tab, following], None, js=SHOWN, **AT_ONCE)

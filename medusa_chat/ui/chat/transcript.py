@@ -190,7 +190,9 @@ def figures_of(answer: Answer) -> AnswerFigures | None:
         return None
     measured = (answer.rate, tokens_per_step(answer))
     rates = (round(one, 2) if one else None for one in measured)
-    return AnswerFigures(named(first.model, first.backbone), *rates, answer.is_plain)
+    plain = None if answer.is_plain else answer.plain_rate
+    ratio = round(answer.rate / plain, 3) if answer.rate and plain else None
+    return AnswerFigures(named(first.model, first.backbone), *rates, answer.is_plain, ratio)
 
 
 def pieces_of(text: str, lengths: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -15,6 +15,7 @@ from medusa_chat.ui.page.status import FOR_GUESTS, named
 from medusa_chat.ui.page.tree_view import to_line
 
 MAX_SHOWN = 200  # messages; a longer conversation is kept, but drawing it all would be slow
+MOST_BARS = 400  # steps of the small timeline below an answer
 MAX_TINTED = 40  # answers, the latest: the tint of an older one is not worth its bytes
 UNANSWERED = "This message has no answer: Regenerate asks again, Undo takes it back into the box."
 
@@ -140,13 +141,19 @@ def _system(tab: Tab, chat: ChatSession, hint: str) -> Any:
 
 
 def _versions(transcript: Transcript, shown_rows: Sequence[Row]) -> str:
-    """{"rows": [[row, version, of how many] ...], "bylines": [[row, model, speed] ...]}: the
-    messages that have more than one, and who gave the answers, at the last row of each."""
+    """{"rows": [[row, version, of how many] ...], "strips": [[row, model, speed, ratio, tokens of
+    each step, whether its steps are known] ...]}: the messages that have more than one, and what
+    was measured of the answers, at the last row of each."""
     last = {row.position: place for place, row in enumerate(shown_rows) if row.kind != "note"}
     versions = [[place, *transcript.version(position)] for position, place in last.items()]
-    made = ((place, transcript.tree.path[position].figures) for position, place in last.items())
-    bylines = [[place, one.model, one.speed] for place, one in made if one]
-    return to_line({"rows": [row for row in versions if row[2] > 1], "bylines": bylines})
+    strips = []
+    for position, place in last.items():
+        said = transcript.tree.path[position]
+        if (made := said.figures) is not None:
+            steps = said.lengths[2::2][:MOST_BARS]  # the first piece came with the prompt
+            is_known = position in transcript.answers
+            strips.append([place, made.model, made.speed, made.ratio, steps, is_known])
+    return to_line({"rows": [row for row in versions if row[2] > 1], "strips": strips})
 
 
 def _history(transcript: Transcript, shown_rows: Sequence[Row]) -> list[dict[str, Any]]:
