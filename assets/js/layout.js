@@ -216,7 +216,7 @@ function drawHead(step) {
   const parts = [];
   if (step.parent && step.parent.length > 1) {
     const bonus = step.tokens > step.accepted ? ", + 1 from the model" : ""; // none at the end
-    const accepted = make("span", "", `${step.accepted} of ${step.parent.length - 1} drafted tokens accepted${bonus}`);
+    const accepted = make("span", "", `${step.accepted} of ${step.parent.length - 1} accepted${bonus}`);
     accepted.title = "the drafted tokens of the accepted path, and the model's own next token";
     parts.push(accepted);
   } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));

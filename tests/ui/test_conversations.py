@@ -468,7 +468,7 @@ def made_by(answer):
 
 def bylines(view):
     """What stands below the rows of a view: {row: words}."""
-    return {row: " · ".join(made) for row, *made in json.loads(view.versions)["bylines"]}
+    return {row: " · ".join(made[:2]) for row, *made in json.loads(view.versions)["strips"]}
 
 
 def test_below_each_answer_stands_who_gave_it_after_a_restart_too(server, session, history):

@@ -21,7 +21,7 @@ HEADING = (
 SYSTEM_OPENER = (
     '<button type="button" id="system-button" class="tool" aria-expanded="false" '
     'aria-controls="system-box" title="Goes before every message of this conversation">'
-    'System<span class="long"> prompt</span></button>'
+    'System<span class="long">&nbsp;prompt</span></button>'
 )
 # What the browser knows: which conversation the address names, this tab showed, and this browser
 # last; and its settings. The last input is whether Vanilla is on.

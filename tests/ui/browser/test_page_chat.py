@@ -55,16 +55,6 @@ def pear(p):
 """
 MARKDOWN = re.sub("[«»]", "", MARKED)
 PIECES = tuple(MARKDOWN[k : k + 3] for k in range(0, len(MARKDOWN), 3))
-# Heights of what stands below an answer, and of the same without its byline.
-BAR_HEIGHTS = """() => {
-  const bar = [...document.querySelectorAll('#history .bot-row + .message-buttons')].pop();
-  const byline = bar.querySelector('.byline');
-  const found = [bar.offsetHeight];
-  byline.style.display = 'none';
-  found.push(bar.offsetHeight);
-  byline.style.display = '';
-  return found;
-}"""
 LANGUAGES = """([id, wanted]) => JSON.stringify(wanted) === JSON.stringify(
   [...document.querySelectorAll(`#${id} .code_wrap`)].map(one => one.dataset.language || ''))"""
 # What is drawn of the last answer, character by character, with the level of its tint.
@@ -252,7 +242,9 @@ def test_reasoning_is_folded_while_they_come_and_afterwards(quick, open_tab, mon
     )
 
 
-def test_below_each_answer_stands_who_gave_it_and_nothing_moves_for_that(quick, open_tab):
+def test_the_strip_below_an_answer_says_who_gave_it_and_opens_the_microscope_on_its_steps(
+    quick, open_tab
+):
     tab = open_tab()
     ask(tab, "one")
     ask(tab, "two")
@@ -260,20 +252,27 @@ def test_below_each_answer_stands_who_gave_it_and_nothing_moves_for_that(quick, 
     ask(tab, "three")
     tab.uncheck("#vanilla input")
     keep_no_settings(tab)
-    bylines = tab.locator("#history .byline")
-    tab.wait_for_function("document.querySelectorAll('#history .byline').length === 3")
-    for text, how in zip(
-        bylines.all_inner_texts(), (*[r"\d\.\d\stokens\sa\sstep"] * 2, "plain"), strict=True
+    strips = tab.locator("#history .answer-strip")
+    tab.wait_for_function("document.querySelectorAll('#history .answer-strip').length === 3")
+    for title, how in zip(
+        [strips.nth(place).get_attribute("title") for place in range(3)],
+        (*[r"\d\.\d tokens a step"] * 2, "plain"),
+        strict=True,
     ):
-        assert re.fullmatch(rf"scripted · [\d.]+\stokens/s · {how}", text), text
-    for width in (1280, 390):
-        tab.set_viewport_size({"width": width, "height": 844})
-        heights = tab.evaluate(BAR_HEIGHTS)
-        assert heights[0] == heights[1], "the row is higher with it"
+        assert re.fullmatch(rf"scripted · [\d.,]+ tokens/s · {how}", title), title
+    tab.get_by_role("button", name="Close the microscope").click()
+    assert tab.locator("#right").is_hidden() and tab.locator("svg.bars").is_hidden()
+    strips.first.click()
+    tab.wait_for_selector("#history .message-row.is-shown")
+    tab.locator(".newest").wait_for()  # it is an earlier answer
+    most = int(tab.get_attribute("svg.tree", "data-step"))
+    total = int(tab.get_attribute("svg.bars", "aria-valuemax"))
+    assert total == 1 or most < total - 1, "the last step may be cut by the end of the text"
+    tab.evaluate("localStorage.removeItem('medusa-chat-pane')")
     order = tab.locator("#history .bot-row + .message-buttons").first.evaluate(
         "bar => [...bar.children].map(one => one.className.split(' ')[0])"
     )
-    assert order[:2] == ["byline", "icon-button-wrapper"], "it is not read after the answer"
+    assert order[:2] == ["answer-strip", "icon-button-wrapper"], "it is not read after the answer"
 
 
 def test_blocks_of_code_name_their_language_and_are_copied_without_it(quick, open_tab, monkeypatch):

@@ -526,7 +526,9 @@ def test_a_second_program_shows_conversations_and_their_steps_and_says_that_it_o
         open_listed(other, "in the first program")
         other.wait_for_selector("svg.tree .chip")
         other.wait_for_function(LAST_STEP)
-        assert other.locator(".byline").inner_text() == tab.locator(".byline").inner_text()
+        assert (
+            other.locator(".answer-strip").inner_text() == tab.locator(".answer-strip").inner_text()
+        )
         other.fill("#box textarea", "in the second")
         other.click("#send")
         other.wait_for_selector("#live >> text=This conversation is read-only here")

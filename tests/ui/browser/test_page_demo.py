@@ -107,7 +107,7 @@ def test_vanilla_and_medusa_say_the_same_with_one_seed(served, tab):
     assert [run.trace[0].settings["seed"] for run in (plain, medusa)] == [7, 7]
     assert medusa.trace[-1].token_ids == plain.trace[-1].token_ids
     assert medusa.trace[-1].stats.steps < plain.trace[-1].stats.steps
-    assert "×" in tab.locator("[data-figure='vs plain'] .value").inner_text()
+    assert "×" in tab.locator("[data-figure='times plain'] .value").inner_text()
     tab.click("#reset")
     seed = tab.get_by_label("Seed").element_handle()
     tab.wait_for_function("field => field.value === ''", arg=seed)
