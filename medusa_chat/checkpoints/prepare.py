@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from medusa_chat.checkpoints.kernel_trial import try_kernels
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
-from medusa_chat.decoding.backends.native_layers import layer_packer
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding, layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeStep
 from medusa_chat.decoding.backends.native_weights import (
     UNCHANGED,
+    NativeLinear,
     Quantised,
     WeightStorage,
     convert_parameters,
@@ -73,7 +75,7 @@ def prepare(
         convert_parameters(model, keep.dtype)
     if device.type != "cpu" and isinstance(keep, FileRows):
         store_linears(model, keep, device, model.dtype)
-    if heads is not None:
+    if heads is not None and device.type != "cpu":
         heads.read_roots(model.get_input_embeddings())
     if is_spread:
         return TorchStep(Backbone(model, context)), []  # accelerate's hooks stay
@@ -157,8 +159,10 @@ def _on_cpu(
             raise ModelError(UNROUNDED)
         if is_file:
             raise ModelError(UNPACKED)
-    if is_file and native is not None:
-        native_step.pack_lm_head(model, native, keep)
+    if isinstance(keep, FileRows) and native is not None:
+        _pack_tables(model, native, keep)
+    if heads is not None:
+        heads.read_roots(model.get_input_embeddings())
     if keep.dtype is not None and pack_layer is None:
         convert_parameters(model, keep.dtype, with_linears=True)
     notes = replace_submodules(model, packs=pack_layer is None, pack_layer=pack_layer)
@@ -178,6 +182,22 @@ def _on_cpu(
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
         torch.set_num_threads(1)
     return found, "", notes
+
+
+def _pack_tables(model: Any, native: NativeLibrary, keep: FileRows) -> None:
+    """Pack the LM head of a GGUF file, and its embedding where it is stored in blocks; a tied one
+    is in memory once."""
+    embedding = model.get_input_embeddings()
+    is_tied = model.get_output_embeddings().weight is embedding.weight
+    native_step.pack_lm_head(model, native, keep)
+    if not embedding.weight.is_meta:
+        return
+    table = model.get_output_embeddings()
+    if not is_tied:
+        place = next(name for name, module in model.named_modules() if module is embedding)
+        linear = SimpleNamespace(weight=embedding.weight, bias=None)
+        table = NativeLinear(linear, native, keep(f"{place}.weight", embedding.weight))
+    model.set_input_embeddings(PackedEmbedding(table, embedding))
 
 
 def _said_of_kept(keep: WeightStorage, size: int) -> str:

@@ -225,10 +225,11 @@ def _widened(module: Any) -> Iterator[None]:
     """Let a module compute in fp32 with the weights that it holds."""
     forward, own = module.forward, module.__dict__.get("forward")  # accelerate's, where it has one
     is_linear = isinstance(module, LINEARS)
-    is_table = isinstance(module, nn.Embedding | PackedEmbedding)  # large: some rows are read
     if is_linear:
         module.forward = _Widened(module)
-    elif is_table:
+    elif isinstance(module, PackedEmbedding):
+        module.forward = lambda ids: module.rows(ids) * module.scale
+    elif isinstance(module, nn.Embedding):  # large: some rows are read
         module.forward = lambda *given, **named: forward(*given, **named).float()
     elif any(True for _ in module.parameters(recurse=False)):
 

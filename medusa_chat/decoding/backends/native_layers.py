@@ -139,5 +139,7 @@ class PackedEmbedding(nn.Module):
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids int64 [...] -> the table's rows as they are, float32 [..., d]."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.table.outs:
+            raise IndexError("a token id is out of range")
         rows = self.table.rows(ids.flatten())
         return rows.view(*ids.shape, rows.shape[-1])
