@@ -11,6 +11,7 @@ from torch import nn
 from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.gguf_rows import FileRows
 from medusa_chat.checkpoints.kernel_trial import try_kernels
+from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
@@ -65,11 +66,12 @@ def prepare(
     calibration: Calibration | None = None,
     is_spread: bool = False,
     keep: WeightStorage = UNCHANGED,
+    known: KnownChecks | None = None,
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
     a sentence for each change. is_spread: it lies on several devices, and is left as it is. keep:
-    how its weights lie in memory where our C multiplies them. Raises ModelError where they are to
-    be rounded and our C cannot multiply them."""
+    how its weights lie in memory where our C multiplies them. known: what was compared before.
+    Raises ModelError where they are to be rounded and our C cannot multiply them."""
     can_run = device.type == "cpu" and not is_spread and native_step.can_run(model, keep)
     if keep.dtype is not None:
         convert_parameters(model, keep.dtype)
@@ -80,7 +82,7 @@ def prepare(
     if is_spread:
         return TorchStep(Backbone(model, context)), []  # accelerate's hooks stay
     if device.type == "cpu":
-        backend, why, notes = _on_cpu(model, heads, context, calibration, keep, can_run)
+        backend, why, notes = _on_cpu(model, heads, context, calibration, keep, can_run, known)
     else:
         backend, why, notes = _on_gpu(model, heads, device, context, calibration)
     notes.append(f"each step runs by {backend.name}{why and f': {why}'}")
@@ -142,6 +144,7 @@ def _on_cpu(
     calibration: Calibration | None,
     keep: WeightStorage,
     can_run: bool,
+    known: KnownChecks | None,
 ) -> tuple[StepBackend, str, list[str]]:
     """The same on a CPU. can_run: whether our C knows such a model."""
     is_file = isinstance(keep, FileRows)
@@ -173,7 +176,8 @@ def _on_cpu(
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None
     if pack_layer is not None and native is not None:
-        found = native_step.attach(backbone, heads, native, keep)
+        compare = agrees if known is None else known.agrees
+        found = native_step.attach(backbone, heads, native, keep, compare)
     if (size := quantised_bytes(model)) > 0:
         notes.append(_said_of_kept(keep, size))
     if found is None:
