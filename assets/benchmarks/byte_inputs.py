@@ -1,4 +1,4 @@
-"""What rounding a product's inputs to 8 bits changes: the C pass beside a GGUF file's weights in fp32.
+"""What rounding a product's inputs to 8 bits changes, beside a GGUF file's weights in fp32.
 
     python assets/benchmarks/byte_inputs.py FILE.gguf --prompts FILE.jsonl [--prompts ANOTHER.jsonl]
         [--tokens 4000] [--length 64] --output FILE.jsonl
