@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -82,6 +83,18 @@ def has_fast_bf16() -> bool:
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
+def multiplies_int8(device: torch.device) -> bool:
+    """Whether a load would use our product of int8 weights on a device, by its kind and the kernels
+    chosen for it; the load itself still compares the product."""
+    from medusa_chat.checkpoints.kernel_trial import PRODUCTS, chosen_kernels  # it imports this
+    from medusa_chat.decoding.backends.kernels.cuda_programs import LEAST_CAPABILITY
+
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return False
+    chosen, _ = chosen_kernels(device)
+    return find_spec("cuda") is not None and any(PRODUCTS.get(n, (0,))[0] == 8 for n in chosen)
+
+
 def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
     """The precision that --precision names and a sentence that says why. Raises UsageError for an
     unknown precision."""
@@ -155,7 +168,7 @@ def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) 
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         pool = torch.cuda.memory_reserved(device) if held else 0  # which holds that model
-        return DeviceMemory(str(device), free + pool, total, precision)
+        return DeviceMemory(str(device), free + pool, total, precision, multiplies_int8(device))
     memory = psutil.virtual_memory()
     free = min(memory.available + held, memory.total)
     free += _free_swap() if with_swap else 0
