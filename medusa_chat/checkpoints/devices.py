@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib import metadata
 from typing import Any
 
 import psutil
@@ -92,7 +92,17 @@ def multiplies_int8(device: torch.device) -> bool:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
         return False
     chosen, _ = chosen_kernels(device)
-    return find_spec("cuda") is not None and any(PRODUCTS.get(n, (0,))[0] == 8 for n in chosen)
+    return has_bindings() and any(PRODUCTS.get(name, (0,))[0] == 8 for name in chosen)
+
+
+def has_bindings() -> bool:
+    """Whether cuda-bindings are installed, for the CUDA that torch comes with: they compile our
+    CUDA C++."""
+    try:
+        version = metadata.version("cuda-bindings")
+    except metadata.PackageNotFoundError:
+        return False
+    return version.partition(".")[0] == (torch.version.cuda or "").partition(".")[0]
 
 
 def choose_precision(name: str, device: torch.device) -> tuple[str, str]:

@@ -179,12 +179,7 @@ def inspect(
     is_local = isinstance(source, LocalFolder) and isinstance(place, LocalFolder)
     report = _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
     if machine is not None:
-        auto = automatic_precision(report.memory, machine, cpu, report.stored)
-        is_ours = has_int8(machine, cpu)
-        said = {p: measured(p, machine.device, is_ours) for p in report.memory}
-        report = replace(
-            report, auto=auto, measured={p: words for p, words in said.items() if words}
-        )
+        report = _with_choice(report, machine, cpu)
     if dry_load is None or report.problems:
         return report
     if not is_local:
@@ -194,6 +189,17 @@ def inspect(
     except ModelError as error:
         return _with(report, str(error))
     return report
+
+
+def _with_choice(report: Inspection, machine: DeviceMemory, cpu: Cpu) -> Inspection:
+    """The report with what a load takes by itself on this machine, and what was measured."""
+    is_ours = has_int8(machine, cpu)
+    said = {precision: measured(precision, machine.device, is_ours) for precision in report.memory}
+    return replace(
+        report,
+        auto=automatic_precision(report.memory, machine, cpu, report.stored),
+        measured={precision: words for precision, words in said.items() if words},
+    )
 
 
 def _own_backbone(name: str, found: Contents) -> str | None:

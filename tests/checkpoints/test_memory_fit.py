@@ -162,15 +162,16 @@ def test_what_was_measured_is_said_of_that_kind_of_device_alone():
 @pytest.mark.parametrize(
     ("capability", "kernels", "bindings", "found"),
     [
-        *(((8, 9), ["product-8-bit-8-rows"], object(), True), ((7, 5), [], object(), False)),
-        *(((9, 0), ["product-8-bit-8-rows"], None, False), ((8, 6), ["norm"], object(), False)),
+        *(((8, 9), ["product-8-bit-8-rows"], "13.5.0", True), ((7, 5), [], "13.5.0", False)),
+        *(((9, 0), ["product-8-bit-8-rows"], "12.9.1", False), ((8, 6), [], "13.5.0", False)),
     ],
 )
 def test_our_product_of_int8_needs_a_card_its_bindings_and_its_choice(
     capability, kernels, bindings, found, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(devices, "find_spec", lambda name: bindings)
+    monkeypatch.setattr(devices.metadata, "version", lambda name: bindings)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(kernel_trial, "chosen_kernels", lambda device: (frozenset(kernels), ""))
     assert devices.multiplies_int8(torch.device("cuda:0")) == found
     assert not devices.multiplies_int8(torch.device("cpu"))
