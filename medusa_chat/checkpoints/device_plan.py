@@ -11,12 +11,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from medusa_chat.checkpoints import native_build
-from medusa_chat.checkpoints.devices import (
-    choose_device,
-    choose_precision,
-    device_memory,
-    multiplies_int8,
-)
+from medusa_chat.checkpoints.devices import choose_device, choose_precision, device_memory
+from medusa_chat.checkpoints.kernel_trial import multiplies_int8
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import this_cpu
 from medusa_chat.checkpoints.memory_needs import (

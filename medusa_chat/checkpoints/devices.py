@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Any
 
 import psutil
@@ -83,28 +82,6 @@ def has_fast_bf16() -> bool:
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def multiplies_int8(device: torch.device) -> bool:
-    """Whether a load would use our product of int8 weights on a device, by its kind and the kernels
-    chosen for it; the load itself still compares the product."""
-    from medusa_chat.checkpoints.kernel_trial import PRODUCTS, chosen_kernels  # it imports this
-    from medusa_chat.decoding.backends.kernels.cuda_programs import LEAST_CAPABILITY
-
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-        return False
-    chosen, _ = chosen_kernels(device)
-    return has_bindings() and any(PRODUCTS.get(name, (0,))[0] == 8 for name in chosen)
-
-
-def has_bindings() -> bool:
-    """Whether cuda-bindings are installed, for the CUDA that torch comes with: they compile our
-    CUDA C++."""
-    try:
-        version = metadata.version("cuda-bindings")
-    except metadata.PackageNotFoundError:
-        return False
-    return version.partition(".")[0] == (torch.version.cuda or "").partition(".")[0]
-
-
 def choose_precision(name: str, device: torch.device) -> tuple[str, str]:
     """The precision that --precision names and a sentence that says why. Raises UsageError for an
     unknown precision."""
@@ -178,7 +155,7 @@ def device_memory(device: torch.device, held: int = 0, with_swap: bool = False) 
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         pool = torch.cuda.memory_reserved(device) if held else 0  # which holds that model
-        return DeviceMemory(str(device), free + pool, total, precision, multiplies_int8(device))
+        return DeviceMemory(str(device), free + pool, total, precision)
     memory = psutil.virtual_memory()
     free = min(memory.available + held, memory.total)
     free += _free_swap() if with_swap else 0

@@ -276,8 +276,8 @@ SHARE = 0.95  # of free memory that weights and cache may take; the rest is for 
 # and 4 bits on a CPU"). KL: from fp32, on the demo, of weights rounded as this kind of device has
 # them; steps of a 7B shape behind 1,000 tokens.
 MEASURED = {
-    ("cuda", "int8"): "a 7B's plain step 2.8 ms on an H200, 4.5 in fp16; KL 0.00007 nats",
-    ("cuda", "nf4"): "a 7B's plain step 2.5 ms on an H200, 4.5 in fp16; KL 0.0117 nats",
+    ("cuda", "int8"): "a 7B's plain step 2.8 ms on an H200, 4.5 in fp16; KL 0.00006 nats",
+    ("cuda", "nf4"): "a 7B's plain step 2.5 ms on an H200, 4.5 in fp16; KL 0.0112 nats",
     ("cpu", "int8"): "SmolLM2 1.4 times as fast as in fp32 on 2 cores; KL 0.00007 nats",
     ("cpu", "nf4"): "SmolLM2 1.6 times as fast as in fp32 on 2 cores; KL 0.0074 nats",
 }
