@@ -232,9 +232,17 @@ def huge_zeros(size: int) -> Tensor:
     return found[start : start + size]
 
 
-def unpacked(weights: Weights, ins: int, places: Tensor, library: NativeLibrary) -> Tensor:
-    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins]."""
-    found, places = torch.empty(len(places), ins), places.contiguous()
+def unpacked(
+    weights: Weights,
+    ins: int,
+    places: Tensor,
+    library: NativeLibrary,
+    room: Tensor | None = None,
+) -> Tensor:
+    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins], in the
+    first rows of `room` float32 [>= n, ins] where that is given."""
+    found = torch.empty(len(places), ins) if room is None else room[: len(places)]
+    places = places.contiguous()
     library.c.unpack(byref(weights), ins, places.data_ptr(), len(places), found.data_ptr())
     return found
 
@@ -296,9 +304,11 @@ class NativeLinear(nn.Module):
         return x.bfloat16().float() if self.weights.kind == HALVES else x
 
     def weight_parts(self) -> Iterator[Tensor]:
-        """The weight that is multiplied, some outputs at a time: float32 [n, ins]."""
-        for places in torch.arange(self.outs).split(max(1, UNPACKED // self.ins)):
-            yield self.rows(places)
+        """The weight that is multiplied, some outputs at a time: float32 [n, ins], each valid until
+        the next is asked for."""
+        room = torch.empty(max(1, UNPACKED // self.ins), self.ins)
+        for places in torch.arange(self.outs).split(len(room)):
+            yield unpacked(self.weights, self.ins, places, self._library, room)
 
     def rows(self, places: Tensor) -> Tensor:
         """The weights of the outputs at `places` int64 [n]: float32 [n, ins]."""
