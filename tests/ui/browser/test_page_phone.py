@@ -29,7 +29,6 @@ export FOO="bar"; for f in *.txt; do echo "$f" -v > /dev/null; done
 ```
 """
 PHONE = {"width": 390, "height": 844}
-TURNED = {"width": 844, "height": 390}
 # Whether all of the conversation's box is seen where the page has not been scrolled.
 IS_FREE = """() => { scrollTo(0, 0);
   const [box, composer] = ['#conversation', '#composer'].map(
@@ -37,9 +36,18 @@ IS_FREE = """() => { scrollTo(0, 0);
   return box.height >= 150 && box.bottom <= composer.top; }"""
 # Whether all of the open settings is seen.
 IS_SEEN = """() => {
-  const [settings, composer] = ['#settings', '#composer'].map(
+  const [settings, send] = ['#settings [data-testid=accordion-content]', '#send'].map(
     at => document.querySelector(at).getBoundingClientRect());
-  return settings.top >= 0 && settings.height > 200 && settings.bottom <= composer.top; }"""
+  return settings.top >= 0 && settings.height > 200 && settings.bottom <= send.top; }"""
+# What reaches out of the window, of what is seen; and whether the tree is whole in its box.
+OUTSIDE = """() => ['#header', '#left', '#composer', '#send', '#right', '.figures']
+  .map(at => document.querySelector(at)).filter(one => one.checkVisibility()).filter(one => {
+    const { left, top, right, bottom } = one.getBoundingClientRect();
+    return left < -1 || top < -1 || right > innerWidth + 1 || bottom > innerHeight + 1;
+  }).map(one => one.id || one.className)"""
+IS_WHOLE = """() => { const box = document.querySelector('.tree-box');
+  return box.clientHeight > 0 && box.scrollHeight <= box.clientHeight
+    && box.scrollWidth <= box.clientWidth; }"""
 SMALL_TEXT = """() => [...document.querySelectorAll('textarea, select, input')]
   .filter(one => !['checkbox', 'radio', 'range', 'file'].includes(one.type))
   .filter(one => parseFloat(getComputedStyle(one).fontSize) < 16).map(one => one.outerHTML)"""
@@ -77,7 +85,7 @@ def held(served, browser) -> Iterator[Any]:
     wait_attached(tab)
     tab.wait_for_selector("html.is-settled")
     ask(tab, "hello there")
-    tab.wait_for_selector("svg.tree .chip")
+    tab.wait_for_selector(".answer-strip")
     yield tab
     context.close()
 
@@ -95,8 +103,10 @@ def height(tab, selector: str) -> float:
 
 def test_a_finger_finds_what_it_presses(phone):
     page = ("#share .tool", "#look .tool", "#tabs [role=tab]", "#list-button")
-    for selector in (*page, "#send", "#settings > .label-wrap", ".playbar .play"):
+    for selector in (*page, "#send", "#settings > .label-wrap"):
         assert height(phone, selector) >= 44, selector
+    phone.click(".answer-strip")
+    assert height(phone, ".playbar .play") >= 44
     pitch = phone.evaluate(
         """() => { const tops = [...document.querySelectorAll('svg.tree .frame')]
           .map(one => one.getBoundingClientRect().top).sort((a, b) => a - b);
@@ -104,6 +114,33 @@ def test_a_finger_finds_what_it_presses(phone):
           return Math.min(...gaps.filter(gap => gap > 1)); }"""
     )
     assert pitch >= 24, "the nodes of the tree are too close"
+    phone.get_by_role("button", name="Close the microscope").click()
+
+
+def test_the_chat_fills_the_screen_and_the_strip_opens_the_microscope_over_it(phone):
+    assert phone.locator("#right").is_hidden()
+    assert phone.evaluate(OUTSIDE) == []
+    assert phone.evaluate("document.documentElement.scrollHeight") <= PHONE["height"]
+    phone.click(".answer-strip")
+    phone.wait_for_selector("svg.tree .chip")
+    assert phone.evaluate(OUTSIDE) == []
+    phone.get_by_role("button", name="Close the microscope").click()
+    assert phone.locator("#right").is_hidden()
+
+
+def test_on_a_laptop_nothing_overflows_and_the_tree_is_whole(served, open_tab, monkeypatch):
+    monkeypatch.setattr(served.runner, "nodes", 64)
+    tab = open_tab()
+    tab.set_viewport_size({"width": 1280, "height": 720})
+    tab.locator("#examples button").first.click()
+    wait_end(tab)
+    tab.wait_for_function(IS_WHOLE)
+    assert tab.evaluate(OUTSIDE) == []
+    assert tab.evaluate("document.documentElement.scrollHeight") <= 720
+    tab.click("#settings button")
+    tab.wait_for_function(IS_SEEN)
+    assert tab.locator("#send").is_visible() and tab.locator("svg.tree .chip").first.is_visible()
+    tab.click("#settings button")
 
 
 def test_settings_open_where_they_are_seen_and_the_page_does_not_zoom_for_what_is_written(phone):
@@ -121,10 +158,8 @@ def test_the_composer_lies_over_nothing_of_the_conversation(phone, size):
     assert phone.evaluate("document.documentElement.scrollWidth") <= size[0]
 
 
-def test_the_title_the_tabs_and_the_model_are_seen(phone):
+def test_the_tabs_and_the_model_are_seen(phone):
     assert "scripted" in phone.inner_text("#status")
-    title = phone.locator("#chat-title")
-    assert title.evaluate("node => node.scrollWidth <= node.clientWidth"), "it is cut off"
     phone.evaluate("medusaNotify('warning', 'Something has to be told. '.repeat(12), 0)")
     note, header = phone.locator("#notices button").bounding_box(), phone.locator("#header")
     assert note["height"] > 80 and note["y"] + note["height"] <= header.bounding_box()["y"]
@@ -147,14 +182,6 @@ def test_a_wide_formula_scrolls_in_its_line(phone):
 
 def test_names_are_said_as_they_are_written(phone):
     assert "so said max_new_tokens" in phone.locator("#voice").text_content()
-
-
-def test_a_turned_phone_keeps_no_room_of_before(phone):
-    before = height(phone, ".facing")
-    phone.set_viewport_size(TURNED)
-    phone.wait_for_function(
-        "high => document.querySelector('.facing').offsetHeight < high - 20", arg=before
-    )
 
 
 # Colours have come to their end; what moves for ever does not count.
