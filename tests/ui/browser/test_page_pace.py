@@ -213,7 +213,7 @@ def test_gpu_precision_and_nodes_show_at_once_what_they_do(tab, runner):
     few = [1 + sum(node < 16 for node in step.path[1:]) for step in steps]
     assert row(tab, 16)[1] == pytest.approx(sum(few) / len(few), abs=0.01)
     assert rate == pytest.approx(tokens / ms * 1000, abs=1) and row(tab, 1)[3] == 1
-    tab.get_by_role("button", name="What if").click()
+    tab.click("[data-view='what if']")
     tab.get_by_label("GPU", exact=True).select_option("H100")
     assert row(tab, 64)[0] < ms and row(tab, 1)[2] > 100
     fp16 = row(tab, 64)[3]

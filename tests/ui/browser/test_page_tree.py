@@ -110,6 +110,7 @@ PATH_IN_SIGHT = """() => {
 def test_a_path_below_the_window_is_scrolled_to_until_a_hand_scrolls(tab, runner):
     runner.nodes = 64
     steps = [step for step in ask(tab, runner) if len(step.path) > 1]
+    tab.click(".fold")  # all of it: it is higher than its box
     order = sorted(steps, key=lambda step: max(step.path[1:2]))  # the later, the lower
     for step in (order[-1], order[0], order[-1]):
         pick(tab, step.index)
@@ -119,6 +120,7 @@ def test_a_path_below_the_window_is_scrolled_to_until_a_hand_scrolls(tab, runner
     tab.wait_for_function("() => document.querySelector('.tree-box').scrollTop === 0")
     drawn_frames(tab, 3)
     assert not tab.evaluate(PATH_IN_SIGHT), "the hand is not pulled back"
+    tab.close()  # it would stay unfolded
 
 
 def test_a_step_that_was_cut_counts_what_it_gave_and_rejects_nothing_behind_it(
@@ -290,7 +292,7 @@ def test_a_card_opened_while_the_answer_runs_comes_after_it(tab, runner):
     tab.wait_for_selector(".card .tops table")
     assert int(tab.get_attribute("svg.tree", "data-step")) == index  # the step stays with its card
     tab.click(".card .close")  # it may stand over the timeline
-    tab.click(".playbar .back")
+    tab.click(".timeline .back")
     see(tab, runner.last[-1].index)
 
 
@@ -340,8 +342,8 @@ def test_click_drag_and_keys_choose_the_step(tab, runner):
         see(tab, index)
         assert now(tab) == index
     assert "tokens" in tab.get_attribute("svg.bars", "aria-valuetext")
-    tab.click(".playbar .back")
-    tab.wait_for_selector(".playbar .back", state="hidden")
+    tab.click(".timeline .back")
+    tab.wait_for_selector(".timeline .back", state="hidden")
 
 
 WORD = """text => {
@@ -437,7 +439,7 @@ def test_a_step_can_be_looked_at_while_newer_ones_arrive(tab, runner):
     before = tab.evaluate(count)
     tab.wait_for_function(f"{count} > {before} + 2")
     assert tab.get_attribute("svg.tree", "data-step") == "2" and now(tab) == 2
-    tab.click(".playbar .back")
+    tab.click(".timeline .back")
     tab.wait_for_function("Number(document.querySelector('svg.tree')?.dataset.step) > 2")
     tab.click("#stop")
     wait_end(tab)
@@ -461,6 +463,7 @@ def test_the_first_of_a_thousand_steps_can_be_reached(tab, runner):
 def test_the_chart_has_plain_once_it_was_measured(tab, runner):
     runner.forced = {"drafter": "none"}
     ask(tab, runner)
+    tab.click("[data-view=times]")
     assert not tab.get_attribute(".rates .plain-line", "d")
     runner.forced = {}
     ask(tab, runner)
@@ -470,17 +473,20 @@ def test_the_chart_has_plain_once_it_was_measured(tab, runner):
         "/mean [\\d.]+; plain decoding [\\d.]+/"
         ".test(document.querySelector('svg.rates')?.getAttribute('aria-label'))"
     )
+    tab.click("[data-view=tree]")
 
 
 def test_the_charts_axis_is_that_of_the_whole_answer_once_it_has_ended(tab, runner):
     axis = "Number(document.querySelector('.rates .axis').textContent.replace(',', ''))"
     runner.delay, runner.hold_at = 0.001, 3
     send(tab, "hello")
+    tab.click("[data-view=times]")
     tab.wait_for_function(f"{axis} > 1000")
     runner.delay, runner.hold_at = 0.05, None
     wait_end(tab)
     see(tab, runner.last[-1].index)
     tab.wait_for_function(f"{axis} < 500")
+    tab.click("[data-view=tree]")
 
 
 def test_the_figures_add_up(tab, runner):
@@ -515,6 +521,8 @@ def test_a_nearly_full_context_is_said(tab, runner):
 def test_a_narrow_screen_folds_to_what_was_tested(tab, runner):
     tab.set_viewport_size({"width": 390, "height": 844})
     step = ask(tab, runner)[-1]
+    tab.evaluate("dispatchEvent(new Event('medusa-microscope'))")  # as a strip does
+    tab.wait_for_selector("svg.tree .chip")
     letters = states(step.draft.parents, step.path)
     shown = {chip["node"] for chip in chips(tab)}
     assert shown == {node for node, letter in enumerate(letters) if letter != "u"}
