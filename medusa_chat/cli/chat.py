@@ -47,7 +47,7 @@ class Chat(ChatOptions, DecodingOptions):
         start = self._start()
         with closing(InProcess()) as runner:
             model = show_load(runner.run(request), self.verbose)
-            defaults = {"temperature": TEMPERATURE, **model.sampling}
+            defaults = {"temperature": TEMPERATURE, **(model.sampling if model else {})}
             settings = self.settings(defaults)
             note(HELP)
             messages = list(start)

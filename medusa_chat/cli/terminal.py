@@ -96,9 +96,9 @@ class ProgressLine:
             print(_erase_line(), end="", file=exact(sys.stderr), flush=True)
 
 
-def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> ModelInfo:
-    """Run a load to its end and show its phases -> the model. verbose: keep every phase and the
-    model's notes on the screen."""
+def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> ModelInfo | None:
+    """Run a load to its end and show its phases -> the model, if the last phase has one. verbose:
+    keep every phase and the model's notes on the screen."""
     line, model = ProgressLine(), None
     try:
         for phase in phases:
@@ -116,7 +116,6 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> ModelInfo:
                     note(sentence)
     finally:
         line.clear()
-    assert model is not None  # the last phase has it
     return model
 
 
