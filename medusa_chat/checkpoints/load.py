@@ -24,6 +24,7 @@ from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
+from medusa_chat.checkpoints.packing import Packing
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.sampling_defaults import sampling_defaults
 from medusa_chat.checkpoints.shipped_heads import are_shipped
@@ -73,8 +74,11 @@ class _ReadParts:
         return len(self.heads) if self.heads is not None else 0
 
 
-def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
-    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model.
+def load(
+    request: LoadRequest, packing: Packing | None = None
+) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
+    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model. packing: what
+    was packed of it before; the caller stops it.
 
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
@@ -89,7 +93,7 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
-        keep = keep_of(found, plan)
+        keep = keep_of(found, plan, packing)
         is_made = plan.precision in QUANTISED and not isinstance(keep, Quantised)
         if is_made and not weights.is_kept(found, config, plan.precision, plan.device):
             yield LoadPhase("quantise"), None
