@@ -136,7 +136,14 @@ def _composer(
         with gr.Row(elem_id="actions"):
             script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
             plain = gr.Checkbox(label="Plain", elem_id="vanilla", container=False, render=False)
-            settings = build_settings(trees, plain, parts["system"], tab, controller.keep_settings)
+            settings = build_settings(
+                trees,
+                plain,
+                parts["system"],
+                tab,
+                controller.keep_settings,
+                lambda: controller.session.state.model,
+            )
             gr.HTML(SYSTEM_OPENER, elem_id="system-opener", js_on_load=None)
             plain.render()
             parts["send"] = gr.Button("Send", elem_id="send", size="sm", variant="primary")

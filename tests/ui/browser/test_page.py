@@ -58,7 +58,7 @@ def test_a_click_on_a_bar_shows_that_step(served, open_tab, monkeypatch):
     tab.locator(f'.bars [data-step="{step.index}"]').click()
     tab.wait_for_selector(f'svg.tree[data-step="{step.index}"]')
     assert drawn_path(tab) == list(step.path)
-    tab.click(".playbar .back")
+    tab.click(".timeline .back")
     tab.wait_for_selector(f'svg.tree[data-step="{served.runner.last[-1].index}"]')
 
 

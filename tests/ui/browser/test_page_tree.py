@@ -109,6 +109,7 @@ PATH_IN_SIGHT = """() => {
 
 def test_a_path_below_the_window_is_scrolled_to_until_a_hand_scrolls(tab, runner):
     runner.nodes = 64
+    tab.set_viewport_size({"width": 1280, "height": 560})
     steps = [step for step in ask(tab, runner) if len(step.path) > 1]
     tab.click(".fold")  # all of it: it is higher than its box
     order = sorted(steps, key=lambda step: max(step.path[1:2]))  # the later, the lower
@@ -393,7 +394,10 @@ def test_a_word_shows_its_step_and_a_click_goes_there(tab, runner, monkeypatch):
     tab.mouse.down()
     tab.mouse.move(*end, steps=5)
     tab.mouse.up()
-    assert tab.evaluate("() => getSelection().toString()") != ""
+    assert tab.evaluate("() => getSelection().toString()") != "", tab.evaluate(
+        "([a, b, c, d]) => [a, b, c, d, document.elementFromPoint(a, b).outerHTML.slice(0, 200), document.elementFromPoint(c, d).outerHTML.slice(0, 200), innerHeight]",
+        [*start, *end],
+    )
     assert now(tab) == 12, "a drag selects text and goes nowhere"
     with tab.expect_response(lambda reply: '"index"' in (reply.request.post_data or "")):
         tab.mouse.click(*letter_of(tab, steps, 20, -1))  # ends the selection
@@ -484,7 +488,6 @@ def test_the_charts_axis_is_that_of_the_whole_answer_once_it_has_ended(tab, runn
     tab.wait_for_function(f"{axis} > 1000")
     runner.delay, runner.hold_at = 0.05, None
     wait_end(tab)
-    see(tab, runner.last[-1].index)
     tab.wait_for_function(f"{axis} < 500")
     tab.click("[data-view=tree]")
 
