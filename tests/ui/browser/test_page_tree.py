@@ -394,10 +394,7 @@ def test_a_word_shows_its_step_and_a_click_goes_there(tab, runner, monkeypatch):
     tab.mouse.down()
     tab.mouse.move(*end, steps=5)
     tab.mouse.up()
-    assert tab.evaluate("() => getSelection().toString()") != "", tab.evaluate(
-        "([a, b, c, d]) => [a, b, c, d, document.elementFromPoint(a, b).outerHTML.slice(0, 200), document.elementFromPoint(c, d).outerHTML.slice(0, 200), innerHeight]",
-        [*start, *end],
-    )
+    assert tab.evaluate("() => getSelection().toString()") != ""
     assert now(tab) == 12, "a drag selects text and goes nowhere"
     with tab.expect_response(lambda reply: '"index"' in (reply.request.post_data or "")):
         tab.mouse.click(*letter_of(tab, steps, 20, -1))  # ends the selection
