@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.families import gate_of, window_of
+from medusa_chat.decoding.families import MOST_EXPERTS, gate_of, window_of
 
 # classes of layers: attention and gated products, a norm before each, and a sum after each
 PLAIN = "Llama Mistral Qwen2 Qwen3 Phi3 Ministral3 SmolLM3 Granite Gemma".split()
+MIXED = "Qwen3Moe Mixtral GraniteMoe".split()  # the same with experts in all layers or in some
 POST_NORMED = "Gemma2 Gemma3".split()  # the same, what is added is normed too
-LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *POST_NORMED)}
+LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *MIXED, *POST_NORMED)}
 RAISED_NORMS = {f"{family}RMSNorm" for family in ("Gemma", "Gemma2", "Gemma3")}  # 1 + weight
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -33,8 +34,47 @@ def is_described(layer: nn.Module) -> bool:
         return False
     known: Any = layer
     attention = known.self_attn
+    if (mixture := mixture_of(layer)) is not None and ExpertsForm.of(mixture).count > MOST_EXPERTS:
+        return False
     has_gate = gate_of(attention.config.to_dict()) is not None
     return bool(has_gate and getattr(attention, "is_causal", True))
+
+
+def mixture_of(layer: Any) -> Any:
+    """The block of a layer that has a router and experts; None where it has none."""
+    block = layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp
+    return block if hasattr(block, "experts") else None
+
+
+def router_of(mixture: Any) -> Any:
+    """What scores the experts of a mixture: it has a weight [count, d], and a bias in some
+    families."""
+    return mixture.router if hasattr(mixture, "router") else mixture.gate
+
+
+@dataclass(frozen=True)
+class ExpertsForm:
+    """count: experts of a layer; chosen: of a row; is_normed: whether these count by their shares
+    among the chosen ones, not among all."""
+
+    count: int
+    chosen: int
+    is_normed: bool
+
+    @classmethod
+    def of(cls, mixture: Any) -> "ExpertsForm":
+        """The form of a layer's block with a router."""
+        router = router_of(mixture)
+        is_normed = bool(getattr(router, "norm_topk_prob", True))
+        return cls(len(router.weight), int(router.top_k), is_normed)
+
+    def choice(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores float32 [n, count] -> the experts int64 [n, chosen] of each row, and their shares
+        float32."""
+        best, experts = scores.topk(self.chosen, -1)
+        if self.is_normed:
+            return experts, best.softmax(-1)
+        return experts, torch.exp(best - scores.logsumexp(-1, True))
 
 
 @dataclass(frozen=True)
@@ -43,7 +83,7 @@ class LayerForm:
     where the model has several; is_turned: whether queries and keys are rotated at all; window:
     positions that a row sees, itself included, None: all; scaling: of scores, which a cap bends to
     cap * tanh(score / cap); residual: factor of what is added; growth: beta and length, of queries
-    multiplied by 1 + beta log(1 + floor(position / length))."""
+    multiplied by 1 + beta log(1 + floor(position / length)); experts: of a layer that has some."""
 
     heads: tuple[int, int]
     width: int
@@ -55,6 +95,7 @@ class LayerForm:
     cap: float | None = None
     residual: float = 1.0
     growth: tuple[float, int] | None = None
+    experts: ExpertsForm | None = None
 
     @classmethod
     def of(cls, layer: Any) -> "LayerForm":
@@ -64,6 +105,7 @@ class LayerForm:
         kinds = getattr(config, "layer_types", None)
         kind = kinds[index] if kinds else None
         family = type(layer).__name__.removesuffix("DecoderLayer")
+        mixture = mixture_of(layer)
         return cls(
             heads=(config.num_attention_heads, config.num_key_value_heads),
             width=attention.head_dim,
@@ -76,6 +118,7 @@ class LayerForm:
             cap=attention.attn_logit_softcapping if family == "Gemma2" else None,
             residual=float(getattr(layer, "residual_multiplier", 1.0)),
             growth=_growth(config) if family == "Ministral3" else None,
+            experts=None if mixture is None else ExpertsForm.of(mixture),
         )
 
     def growth_at(self, positions: Tensor) -> Tensor:

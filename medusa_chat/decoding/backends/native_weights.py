@@ -128,6 +128,13 @@ class WeightStorage:
         stored rows, or numbers of fp32 or bf16."""
         return weight if self.dtype is None else weight.to(self.dtype)
 
+    def experts(
+        self, name: str, weight: Tensor, half: int | None
+    ) -> Iterator[StoredRows | Tensor]:
+        """What is multiplied in place of each expert's matrix of a weight [count, outs, ins]. name:
+        of the tensor of all, of which these are the gates (half 0), the ups (1), or the whole."""
+        return (self(name, one) for one in weight)
+
 
 class Quantised(WeightStorage):
     """Rows made of the model's weights: of 8 bits, or of 4 but for the LM head."""
@@ -300,9 +307,10 @@ class NativeLinear(nn.Module):
 
 def quantised_bytes(model: nn.Module) -> int:
     """Bytes of the packed weights of a model that are quantised."""
-    linears = {id(one): one for one in model.modules() if isinstance(one, NativeLinear)}
-    panels = [one.panels for one in linears.values()]
-    return sum(one.nbytes for one in panels if one.dtype == torch.uint8)
+    held = (getattr(one, "panels", None) for one in model.modules())
+    panels = {one.data_ptr(): one.nbytes for one in held if isinstance(one, Tensor)
+              and one.dtype == torch.uint8}
+    return sum(panels.values())
 
 
 # ------------------------------------------------------------------------------- a model's weights

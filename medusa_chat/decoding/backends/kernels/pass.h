@@ -17,6 +17,15 @@ typedef struct {
 /* What multiplies `up` in a layer. GELU: its approximation by tanh. */
 enum { SILU, GELU };
 
+/* A layer's experts, where count is not 0: its gate, up and down are then those of all of them, one
+   behind the other, each in whole panels, and so are their biases. A row passes through the `chosen`
+   ones that the router scores highest, which count by their shares of e^score among all experts, or
+   (is_normed) among the chosen ones. */
+typedef struct {
+    Linear router;
+    int64_t count, chosen, is_normed;
+} Experts;
+
 /* One layer, by what it computes: normed input -> queries, keys, values -> out; normed -> gate * up
    -> down; both sums go to the residual, times `residual`. Norms [hidden], those of heads [head_dim];
    NULL: none there. mixed and fed are of what attention and the gated products add.
@@ -32,6 +41,7 @@ typedef struct {
     const float *before, *beside, *mixed, *after, *fed, *query_norm, *key_norm;
     const float *cosines, *sines, *growth;
     Linear query, key, value, out, gate, up, down;
+    Experts experts;
     void *keys, *values;
     int64_t heads, kv_heads, head_dim, rotary, inner, window, gates;
     float scaling, cap, residual;
