@@ -6,6 +6,8 @@ from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.bench.step_costs import StepCosts
 from medusa_chat.bench.step_profiler import SIZES, StepProfiler, time_steps
+from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.decoding.backends.native_experts import NativeStack
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.tree import Tree
 
@@ -63,7 +65,7 @@ def _beyond(
 
 def bytes_read(engine: Engine) -> int:
     """Bytes of the weights that a plain step must read, each once, without the embedding table, of
-    which it reads one row."""
+    which it reads one row, and of experts as many as a row passes through."""
     model = engine.backbone.model
     embedding = model.get_input_embeddings().weight
     head = getattr(
@@ -75,7 +77,9 @@ def bytes_read(engine: Engine) -> int:
     storages = {storage.data_ptr(): storage for storage in read}
     if head is None or embedding.data_ptr() != head.data_ptr():
         storages.pop(embedding.untyped_storage().data_ptr(), None)
-    return sum(storage.nbytes() for storage in storages.values())
+    stacks = [m for m in model.modules() if isinstance(m, NativeStack)]
+    unread = sum(m.panels.nbytes for m in stacks) * (1 - sizes(model.config.to_dict()).chosen)
+    return sum(storage.nbytes() for storage in storages.values()) - int(unread)
 
 
 def contexts(context: BenchContext) -> Iterator[Row]:

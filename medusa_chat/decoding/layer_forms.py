@@ -18,6 +18,7 @@ MIXED = "Qwen3Moe Mixtral GraniteMoe".split()  # the same with experts in all la
 POST_NORMED = "Gemma2 Gemma3".split()  # the same, what is added is normed too
 LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *MIXED, *POST_NORMED)}
 RAISED_NORMS = {f"{family}RMSNorm" for family in ("Gemma", "Gemma2", "Gemma3")}  # 1 + weight
+GATES_UPS, DOWNS = "gate_up_proj", "down_proj"  # the weights of all experts of a layer
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -38,6 +39,16 @@ def is_described(layer: nn.Module) -> bool:
         return False
     has_gate = gate_of(attention.config.to_dict()) is not None
     return bool(has_gate and getattr(attention, "is_causal", True))
+
+
+def are_experts(module: Any) -> bool:
+    """Whether a module of transformers is experts that C can have: with a gate, and weights of all
+    of them as one."""
+    has_both = all(isinstance(getattr(module, key, None), Tensor) for key in (GATES_UPS, DOWNS))
+    if not has_both or not hasattr(module, "_apply_gate"):
+        return False
+    is_known = getattr(module, "has_gate", False) and not module.has_post_expert_norm
+    return bool(is_known) and getattr(module, GATES_UPS).dim() == 3
 
 
 def mixture_of(layer: Any) -> Any:

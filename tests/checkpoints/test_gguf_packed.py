@@ -30,6 +30,7 @@ def found_in(path):
 
 
 FAMILIES = "mistral qwen2 qwen3 gemma3 phi3 granite cohere2 olmo2 exaone4 mixtral gpt_oss"
+FAMILIES += " qwen3_moe qwen2_moe granitemoe glm4_moe deepseek_v2 minimax_m2"  # with experts
 NEAR = 0.1  # of the length of the logits; bf16 alone gives 0.04 in such random models
 
 

@@ -22,9 +22,7 @@ from medusa_chat.decoding.backends.native_weights import (
     huge_zeros,
     pack_floats,
 )
-
-GATES_UPS = "gate_up_proj"  # what transformers calls the weights of all experts
-DOWNS = "down_proj"
+from medusa_chat.decoding.layer_forms import DOWNS, GATES_UPS, are_experts
 
 
 class NativeStack(nn.Module):
@@ -90,10 +88,9 @@ def _is_right(stored: StoredRows, library: NativeLibrary) -> bool:
     """Whether C multiplies such rows as torch does."""
     if (stored.type, stored.ins) in library.right:
         return True
-    empty = SimpleNamespace(
-        weight=torch.empty(stored.outs, stored.ins, device="meta"), bias=None
-    )
-    return NativeLinear(empty, library, stored).weights.kind >= PACKED
+    empty = SimpleNamespace(weight=torch.empty(stored.outs, stored.ins, device="meta"), bias=None)
+    kind: int = NativeLinear(empty, library, stored).weights.kind
+    return kind >= PACKED
 
 
 class NativeExperts(nn.Module):
@@ -113,9 +110,9 @@ class NativeExperts(nn.Module):
             for key, one in weights.items()
         }
         halves = _halves(turned[GATES_UPS], 1, stock.is_concatenated)
-        biased = [None, None]
-        if biases[GATES_UPS] is not None:
-            biased = list(_halves(biases[GATES_UPS].detach(), 1, stock.is_concatenated))
+        biased: tuple[Tensor | None, Tensor | None] = (None, None)
+        if (bias := biases[GATES_UPS]) is not None:
+            biased = _halves(bias.detach(), 1, stock.is_concatenated)
         made = []
         for half in (0, 1):
             rows = storage.experts(f"{name}.{GATES_UPS}", halves[half], half)
@@ -153,16 +150,6 @@ def _halves(both: Tensor, axis: int, is_concatenated: bool) -> tuple[Tensor, Ten
 
 def _laced(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack((gate, up), -1).flatten(-2)
-
-
-def are_experts(module: Any) -> bool:
-    """Whether NativeExperts can stand for this module of transformers: it has a gate, and weights
-    of all experts as one."""
-    has_both = all(isinstance(getattr(module, key, None), Tensor) for key in (GATES_UPS, DOWNS))
-    if not has_both or not hasattr(module, "_apply_gate"):
-        return False
-    is_known = getattr(module, "has_gate", False) and not module.has_post_expert_norm
-    return bool(is_known) and getattr(module, GATES_UPS).dim() == 3
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:

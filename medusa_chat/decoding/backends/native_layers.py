@@ -49,7 +49,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
     """Put native linears into the merged layer at `place` and the stock layer that it wraps: its
     queries, keys and values, its gate and its up product each keep weights of their own kind. What
     is native already stays."""
-    attention, mlp = layer.stock.self_attn, getattr(layer.stock, "mlp", None)
+    attention, mlp = layer.stock.self_attn, getattr(layer.stock, "mlp", layer)
     if isinstance(attention.o_proj, NativeLinear):
         return
     queries, keys = (heads * layer.form.width for heads in layer.form.heads)

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.parity import agrees, share
+from medusa_chat.decoding.layer_forms import are_experts
 
 WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS = range(3)  # kernels/weights.h
@@ -128,9 +129,7 @@ class WeightStorage:
         stored rows, or numbers of fp32 or bf16."""
         return weight if self.dtype is None else weight.to(self.dtype)
 
-    def experts(
-        self, name: str, weight: Tensor, half: int | None
-    ) -> Iterator[StoredRows | Tensor]:
+    def experts(self, name: str, weight: Tensor, half: int | None) -> Iterator[StoredRows | Tensor]:
         """What is multiplied in place of each expert's matrix of a weight [count, outs, ins]. name:
         of the tensor of all, of which these are the gates (half 0), the ups (1), or the whole."""
         return (self(name, one) for one in weight)
@@ -308,8 +307,11 @@ class NativeLinear(nn.Module):
 def quantised_bytes(model: nn.Module) -> int:
     """Bytes of the packed weights of a model that are quantised."""
     held = (getattr(one, "panels", None) for one in model.modules())
-    panels = {one.data_ptr(): one.nbytes for one in held if isinstance(one, Tensor)
-              and one.dtype == torch.uint8}
+    panels = {
+        one.data_ptr(): one.nbytes
+        for one in held
+        if isinstance(one, Tensor) and one.dtype == torch.uint8
+    }
     return sum(panels.values())
 
 
@@ -337,11 +339,12 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
 
 
 def convert_parameters(model: Any, dtype: torch.dtype, with_linears: bool = False) -> None:
-    """Convert the parameters of a model to a dtype, those of its layers' linears only where asked:
-    they are converted one by one as they are packed. Buffers stay: rotary frequencies are in
-    fp32."""
+    """Convert the parameters of a model to a dtype, those of its layers' linears and experts only
+    where asked: they are converted one by one as they are packed. Buffers stay: rotary frequencies
+    are in fp32."""
     head = model.get_output_embeddings()
     for module in model.modules():
-        if with_linears or type(module) is not nn.Linear or module is head:
+        is_packed = type(module) is nn.Linear or are_experts(module)
+        if with_linears or not is_packed or module is head:
             for number in module.parameters(recurse=False):
                 number.data = number.data.to(dtype)

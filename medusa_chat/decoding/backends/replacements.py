@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.backends.native_experts import NativeExperts, are_experts
+from medusa_chat.decoding.backends.native_experts import NativeExperts
 from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.backends.quantised import (
     Int8Linear,
@@ -19,14 +19,15 @@ from medusa_chat.decoding.backends.quantised import (
 )
 from medusa_chat.decoding.backends.stored_linear import StoredLinear
 from medusa_chat.decoding.fused_layers import FusedLayer, Joined
-from medusa_chat.decoding.layer_forms import is_described, mixture_of, parts_of
+from medusa_chat.decoding.layer_forms import are_experts, is_described, mixture_of, parts_of
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 # families whose norms are weight * x / rms(x) and nothing else
 PLAIN_NORMS = {
     f"{family}RMSNorm"
     for family in (
-        "Llama Mistral Mixtral Qwen2 Qwen3 Qwen3Moe Phi3 Olmo2 Granite GraniteMoe SmolLM3 Ministral3"
+        "Llama Mistral Mixtral Qwen2 Qwen3 Qwen3Moe Phi3 Olmo2 Granite GraniteMoe "
+        "SmolLM3 Ministral3"
     ).split()
 }
 
@@ -74,7 +75,9 @@ def replace_submodules(
     for name in norms:
         model.set_submodule(name, to_torch_rmsnorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
-    if pack_layer is None:  # the merged torch layer scores experts in fp32, the family's own may not
+    if (
+        pack_layer is None
+    ):  # the merged torch layer scores experts in fp32, the family's own may not
         layers = [one for one in layers if mixture_of(model.get_submodule(one)) is None]
     for name in layers:
         stock: Any = model.get_submodule(name)
