@@ -131,9 +131,8 @@ def estimate(
             twice += table - words * plain if size.is_tied else 0
             weights += 0 if size.is_tied else table - words * plain
     if is_native and precision == "fp32" and size.is_bf16 and not is_adapted:
-        short = 2 * (
-            size.linears + size.experts + (0 if size.is_tied else words)
-        )  # they lie in bf16
+        short = 2 * (size.linears + size.experts)  # they lie in bf16
+        short += 0 if size.is_tied else 2 * words
         weights, twice = weights - short, twice - (2 * words if size.is_tied else 0)
         loading = 3 * _read(size, True)  # one layer in bf16, and in fp32
         twice -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0

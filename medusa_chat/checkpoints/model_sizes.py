@@ -20,10 +20,10 @@ class Sizes:
     """The numbers of a config that memory depends on. positions: the most tokens that the model can
     read; context: the default of a load. linears: weights of all linears in the layers; experts:
     those of a mixture's experts, which bitsandbytes does not quantise, and of which a token passes
-    through the part `chosen`; rest: embeddings, LM head and norms. copied: (outputs, inputs, count) of the linears that a CPU may lay out a second time;
-    is_merged: whether several linears of a layer are merged. is_reached: whether the C pass runs
-    the model; row: numbers in its workspace for a row of a pass. is_bf16: whether files are in
-    bf16."""
+    through the part `chosen`; rest: embeddings, LM head and norms. copied: (outputs, inputs, count)
+    of the linears that a CPU may lay out a second time; is_merged: whether several linears of a
+    layer are merged. is_reached: whether the C pass runs the model; row: numbers in its workspace
+    for a row of a pass. is_bf16: whether files are in bf16."""
 
     hidden: int
     layers: int
