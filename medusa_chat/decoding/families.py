@@ -17,7 +17,7 @@ UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do no
 # whose layers are described as data (layer_forms.py): merged for torch, and passed through by C
 NATIVE_FAMILIES = (
     "llama mistral qwen2 phi3 qwen3 gemma gemma2 gemma3_text ministral3 smollm3 granite "
-    "qwen3_moe mixtral granitemoe"
+    "qwen3_moe mixtral granitemoe gpt_oss"
 ).split()
 HEAD_NORMED = ("qwen3", "qwen3_moe", "gemma3_text")  # queries and keys of a head are normed
 GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # what multiplies the up product
@@ -80,8 +80,11 @@ def windows(config: Any) -> tuple[int | None, ...]:
 
 
 def gate_of(config: Mapping[str, Any]) -> str | None:
-    """Which gate the layers of a text model of this config have, of GATES; None for another."""
+    """Which gate the layers of a text model of this config have, of GATES or "clamped"
+    (gpt-oss); None for another."""
     family = str(config.get("model_type"))
+    if family == "gpt_oss":  # whatever its config says
+        return "clamped"
     return GATES.get(config.get(ACTIVATION.get(family, "hidden_act"), "silu"))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat.decoding.attention import OURS, fold
+from medusa_chat.decoding.attention import OURS, fold, tree_attention
 from medusa_chat.decoding.layer_forms import (
     ExpertsForm,
     LayerForm,
@@ -16,6 +16,7 @@ from medusa_chat.decoding.layer_forms import (
     mixture_of,
     norms_around,
     router_of,
+    whole_angles,
 )
 
 
@@ -152,7 +153,7 @@ class FusedLayer(nn.Module):
                 **kwargs,
             )
             return out
-        angles = self.signed(position_embeddings)
+        angles = self.signed(whole_angles(position_embeddings, self.form))
         hidden, delta = self.run(
             hidden_states, None, attention_mask, past_key_values, angles, position_ids
         )
@@ -179,8 +180,12 @@ class FusedLayer(nn.Module):
         query, key, value = self.ops.turned(qkv, *angles, form.heads, cache, self.index)
         if form.growth is not None and positions is not None:
             query = query * form.growth_at(positions)[:, None, :, None].to(query.dtype)
-        attend = OURS[self.config._attn_implementation]
-        mixed = attend(query, key, value, mask, form.scaling, form.cap)
+        if form.has_sinks:
+            sinks = self.stock.self_attn.sinks
+            mixed = tree_attention(query, key, value, mask, form.scaling, form.cap, sinks)
+        else:
+            attend = OURS[self.config._attn_implementation]
+            mixed = attend(query, key, value, mask, form.scaling, form.cap)
         delta = self._added(self.out(mixed.flatten(2)), self.mixed)
         hidden, x = self.ops.add_norm(hidden, delta, self.after)
         return hidden, self._added(self._fed(x), self.fed)
@@ -268,7 +273,7 @@ class FusedDecoder:
         for layer in layers:
             form = layer.form
             if (form.kind, form.is_turned) not in angles:
-                found = angles_of(self.stock.rotary_emb, hidden, position_ids, form.kind)
+                found = angles_of(self.stock.rotary_emb, hidden, position_ids, form)
                 angles[form.kind, form.is_turned] = layer.signed(found)
             hidden, delta = layer.run(
                 hidden,

@@ -14,7 +14,9 @@ from medusa_chat.decoding.families import MOST_EXPERTS, gate_of, window_of
 
 # classes of layers: attention and gated products, a norm before each, and a sum after each
 PLAIN = "Llama Mistral Qwen2 Qwen3 Phi3 Ministral3 SmolLM3 Granite Gemma".split()
-MIXED = "Qwen3Moe Mixtral GraniteMoe".split()  # the same with experts in all layers or in some
+MIXED = (
+    "Qwen3Moe Mixtral GraniteMoe GptOss".split()
+)  # the same with experts in all layers or in some
 POST_NORMED = "Gemma2 Gemma3".split()  # the same, what is added is normed too
 LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *MIXED, *POST_NORMED)}
 RAISED_NORMS = {f"{family}RMSNorm" for family in ("Gemma", "Gemma2", "Gemma3")}  # 1 + weight
@@ -91,10 +93,13 @@ class ExpertsForm:
 @dataclass(frozen=True)
 class LayerForm:
     """heads: of queries, and of keys and values, `width` numbers each; kind: of its rotary angles
-    where the model has several; is_turned: whether queries and keys are rotated at all; window:
-    positions that a row sees, itself included, None: all; scaling: of scores, which a cap bends to
-    cap * tanh(score / cap); residual: factor of what is added; growth: beta and length, of queries
-    multiplied by 1 + beta log(1 + floor(position / length)); experts: of a layer that has some."""
+    where the model has several; is_turned: whether queries and keys are rotated at all; is_halved:
+    whether the family's rotary embedding gives each angle once, not for both halves of a head;
+    window: positions that a row sees, itself included, None: all; scaling: of scores, which a cap
+    bends to cap * tanh(score / cap); has_sinks: whether each head has a score that takes its share
+    beside the keys'; residual: factor of what is added; growth: beta and length, of queries
+    multiplied by 1 + beta log(1 + floor(position / length)); experts: of a layer that has some;
+    clamp: alpha and limit of clamped gates."""
 
     heads: tuple[int, int]
     width: int
@@ -107,6 +112,9 @@ class LayerForm:
     residual: float = 1.0
     growth: tuple[float, int] | None = None
     experts: ExpertsForm | None = None
+    clamp: tuple[float, float] | None = None
+    is_halved: bool = False
+    has_sinks: bool = False
 
     @classmethod
     def of(cls, layer: Any) -> "LayerForm":
@@ -130,6 +138,9 @@ class LayerForm:
             residual=float(getattr(layer, "residual_multiplier", 1.0)),
             growth=_growth(config) if family == "Ministral3" else None,
             experts=None if mixture is None else ExpertsForm.of(mixture),
+            clamp=(config.swiglu_alpha, config.swiglu_limit) if family == "GptOss" else None,
+            is_halved=family == "GptOss",
+            has_sinks=hasattr(attention, "sinks"),
         )
 
     def growth_at(self, positions: Tensor) -> Tensor:
@@ -168,10 +179,14 @@ def embedding_scale(decoder: Any) -> float:
     return own * float(getattr(decoder, "embedding_multiplier", 1.0))
 
 
-def angles_of(rotary: Any, x: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
-    """cos and sin [1, n, R] in the dtype of x at positions int64 [1, n], of layers of this kind."""
+def angles_of(rotary: Any, x: Tensor, positions: Tensor, form: LayerForm) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, n, R] in the dtype of x at positions int64 [1, n], of layers of this form."""
     if hasattr(rotary, "layer_types"):
-        found: tuple[Tensor, Tensor] = rotary(x, positions, kind)
-        return found
-    found = rotary(x, position_ids=positions)
-    return found
+        return whole_angles(rotary(x, positions, form.kind), form)
+    return whole_angles(rotary(x, position_ids=positions), form)
+
+
+def whole_angles(angles: tuple[Tensor, Tensor], form: LayerForm) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, n, R] of those that a family's rotary embedding gives."""
+    cos, sin = angles
+    return (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)) if form.is_halved else (cos, sin)

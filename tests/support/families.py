@@ -123,6 +123,17 @@ FAMILIES = {
     ),
 }
 MIXTURES = {  # beside those that are tested everywhere
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 8,
+            "sliding_window": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
     "granite-moe": (
         "GraniteMoe",
         {
@@ -156,4 +167,7 @@ def tiny(family: str, seed: int = 0, **changes: object):
     torch.manual_seed(seed)
     kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name.removesuffix('Text')}ForCausalLM"
     model = getattr(transformers, kind)(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj_bias"):  # of experts, which transformers begins with zeros
+            torch.nn.init.normal_(parameter, std=0.4)
     return model.eval().requires_grad_(False)

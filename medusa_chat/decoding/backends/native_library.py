@@ -54,9 +54,9 @@ class Layer(Structure):
         *_all(c_void_p, "before beside mixed after fed query_norm key_norm cosines sines growth"),
         *_all(Linear, "query key value out gate up down"),
         ("experts", Experts),
-        *_all(c_void_p, "keys values"),
+        *_all(c_void_p, "sinks keys values"),
         *_all(c_int64, "heads kv_heads head_dim rotary inner window gates"),
-        *_all(c_float, "scaling cap residual"),
+        *_all(c_float, "scaling cap residual alpha limit"),
     ]
 
 

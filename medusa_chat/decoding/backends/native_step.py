@@ -50,7 +50,7 @@ from medusa_chat.decoding.step import TorchStep
 # by 0.22 where keys are large (Qwen2), and C by as much
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
 LINEARS = ("query", "key", "value", "out", "gate", "up", "down")  # of kernels/pass.h, in order
-GATES = ("silu", "gelu")  # in the order of kernels/pass.h
+GATES = ("silu", "gelu", "clamped")  # in the order of kernels/pass.h
 
 
 class Passes:
@@ -161,9 +161,12 @@ class NativeDecoder(nn.Module):
         out.head_dim, out.inner, out.gates = form.width, inner, GATES.index(form.gate)
         out.window, out.cap = form.window or 0, form.cap or 0.0
         out.scaling, out.residual = form.scaling, form.residual
+        out.alpha, out.limit = form.clamp or (0.0, 0.0)
+        if form.has_sinks:
+            out.sinks = self._floats(layer.stock.self_attn.sinks)
         if form.is_turned:
             if form.kind not in self._angles:
-                self._angles[form.kind] = self._angles_of(rotary, form.kind)
+                self._angles[form.kind] = self._angles_of(rotary, form)
             out.rotary, out.cosines, out.sines = self._angles[form.kind]
         if form.growth is not None:
             out.growth = self._floats(form.growth_at(torch.arange(self._capacity)))
@@ -178,11 +181,11 @@ class NativeDecoder(nn.Module):
         linear = structs.Linear(weights, None if bias is None else self._floats(bias))
         return structs.Experts(linear, form.count, form.chosen, form.is_normed)
 
-    def _angles_of(self, rotary: Any, kind: str | None) -> tuple[int, int, int]:
+    def _angles_of(self, rotary: Any, form: LayerForm) -> tuple[int, int, int]:
         """How many numbers of a head are turned, and the addresses of their cosines and sines
         [capacity, R]."""
         places = torch.arange(self._capacity)[None]
-        cosines, sines = angles_of(rotary, torch.zeros(1, 1, 1), places, kind)
+        cosines, sines = angles_of(rotary, torch.zeros(1, 1, 1), places, form)
         return cosines.shape[-1], self._floats(cosines[0]), self._floats(sines[0])
 
     def _norm(self, norm: Any) -> int:

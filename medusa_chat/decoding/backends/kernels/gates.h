@@ -12,14 +12,23 @@ INLINE vec gate_of(vec x, int64_t kind) {
     return x / (1.0f + exponential(-z));
 }
 
-/* Columns `at` to `end` of gate and up [rows, inner]: the gate's become gate(gate) * up. */
+/* Gates times ups. */
+INLINE vec gated(vec gate, vec up, const Layer *layer) {
+    if (layer->gates != CLAMPED) return gate_of(gate, layer->gates) * up;
+    const vec most = all(layer->limit);
+    gate = smaller(most, gate); /* what is no number stays */
+    up = larger(-most, smaller(most, up));
+    return gate / (1.0f + exponential(-layer->alpha * gate)) * (up + 1.0f);
+}
+
+/* Columns `at` to `end` of gate and up [rows, inner]: the gate's become what goes to down. */
 INLINE void activate(float *gate, const float *up, const Layer *layer, int rows, int at, int end) {
     const int inner = (int)layer->inner;
     end = least(end, inner);
     for (int i = 0; i < rows; i++, gate += inner, up += inner) {
         int k = at;
         for (; k + LANES <= end; k += LANES)
-            store(gate + k, gate_of(load(gate + k), layer->gates) * load(up + k));
-        for (; k < end; k++) gate[k] = gate_of(all(gate[k]), layer->gates)[0] * up[k];
+            store(gate + k, gated(load(gate + k), load(up + k), layer));
+        for (; k < end; k++) gate[k] = gated(all(gate[k]), all(up[k]), layer)[0];
     }
 }
