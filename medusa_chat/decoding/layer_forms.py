@@ -170,6 +170,11 @@ def norm_weight(norm: Any) -> Tensor:
     return weight + 1 if type(norm).__name__ in RAISED_NORMS else weight
 
 
+def norm_epsilon(norm: Any) -> float:
+    """What a norm adds to the mean square."""
+    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
+
 def embedding_scale(decoder: Any) -> float:
     """What a decoder multiplies the rows of its embedding by, rounded as its weights are."""
     embedding = decoder.embed_tokens

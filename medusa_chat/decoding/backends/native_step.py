@@ -41,7 +41,13 @@ from medusa_chat.decoding.families import native_supports
 from medusa_chat.decoding.fused_layers import FusedDecoder, Mixture
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.kv_cache import KVCache, Layer, Shape
-from medusa_chat.decoding.layer_forms import LayerForm, angles_of, embedding_scale, norm_weight
+from medusa_chat.decoding.layer_forms import (
+    LayerForm,
+    angles_of,
+    embedding_scale,
+    norm_epsilon,
+    norm_weight,
+)
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import TorchStep
 
@@ -123,7 +129,7 @@ class NativeDecoder(nn.Module):
             self._capacity,
             embedding.table.outs if is_packed else len(embedding.weight),
             keys.dtype == torch.bfloat16,
-            stock.norm.eps,
+            norm_epsilon(stock.norm),
             embedding_scale(stock),
             None if is_packed else embedding.weight.data_ptr(),
             embedding.table.weights if is_packed else Weights(),

@@ -14,6 +14,8 @@ from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised
 from medusa_chat.decoding.layer_forms import LayerForm
 
+# where the frequencies that are mixed begin and end within whole numbers
+PARTED = YARN | {"original_max_position_embeddings": 64, "beta_slow": 0.1}
 IDS = torch.arange(9) * 7 % VOCABULARY
 
 
@@ -23,7 +25,8 @@ IDS = torch.arange(9) * 7 % VOCABULARY
         ("qwen3-moe", {"norm_topk_prob": False}),
         ("qwen3-moe", {"num_experts_per_tok": 6}),  # all of them
         ("qwen3-moe", {"num_experts": 40, "moe_intermediate_size": 20}),
-        ("gpt-oss", {"rope_parameters": YARN | {"truncate": True}}),
+        ("gpt-oss", {"rope_parameters": PARTED | {"truncate": False}}),
+        ("gpt-oss", {"rope_parameters": PARTED | {"truncate": True}}),
         ("gpt-oss", {"sliding_window": 3, "swiglu_limit": 0.5}),
     ],
 )
@@ -40,7 +43,7 @@ def test_rows_go_where_transformers_sends_them(family, changes, threads, library
 def test_yarn_without_whole_numbers_turns_otherwise(library):
     """`truncate` changes the frequencies, so that the test above could tell."""
     logits = [
-        tiny("gpt-oss", rope_parameters=YARN | {"truncate": told})(IDS[None]).logits
+        tiny("gpt-oss", rope_parameters=PARTED | {"truncate": told})(IDS[None]).logits
         for told in (False, True)
     ]
     assert not torch.allclose(*logits, atol=1e-3)
@@ -49,7 +52,7 @@ def test_yarn_without_whole_numbers_turns_otherwise(library):
 def test_experts_that_no_row_chose_are_not_read(library):
     """They are no numbers here, and would make all that they are added to none."""
     backbone = native_engine("qwen3-moe", library, 2, num_experts=24).backbone
-    one = IDS[:1]
+    one = IDS[3:4]
     with torch.inference_mode():
         expected = backbone.run_chunk(one)
         backbone.cache.crop(0)
@@ -89,7 +92,7 @@ def test_the_layers_of_a_family_multiply_packed_experts(family, keep, library):
     expected = model(IDS[None]).logits
     pack_experts(model, NativeLibrary(library, 2), keep)
     stacks = [m for m in model.modules() if isinstance(m, NativeStack)]
-    assert stacks and not any("experts" in name for name, _ in model.named_parameters())
+    assert stacks and not any(".experts." in name for name, _ in model.named_parameters())
     limit = 0.1 if isinstance(keep, Quantised) else 1e-5
     off = (model(IDS[None]).logits - expected).norm(dim=-1).median()
     assert off < limit * expected.norm(dim=-1).median()
@@ -136,6 +139,6 @@ def test_rows_of_a_mixture_are_priced_by_the_experts_that_they_read():
     few, half, everyone = (
         costs(sizes | experts | {"num_experts_per_tok": chosen}) for chosen in (4, 32, 64)
     )
-    assert everyone == pytest.approx(dense)
+    assert list(everyone) == pytest.approx(list(dense))
     assert few[1] > half[1] > dense[1] and few[3] > 2 > dense[3]
-    assert few == sorted(few)
+    assert list(few) == sorted(few)
