@@ -36,8 +36,10 @@ def gguf_model(
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     linears = {f"{name}.weight" for name, m in model.named_modules() if type(m) is nn.Linear}
     stacks = {f"{name}.{key}" for name, _ in experts_of(model) for key in (GATES_UPS, DOWNS)}
-    if device.type != "cpu":  # on a GPU the table stays packed too, and experts do not
-        linears.add(f"{_name_of(model, embeddings)}.weight")
+    table = f"{_name_of(model, embeddings)}.weight"
+    if device.type != "cpu" or weights.stored_type(table) is not None:  # it stays packed, too
+        linears.add(table)
+    if device.type != "cpu":  # where experts do not
         stacks = set()
     for place in weights.shapes:
         is_wide = wide is not None and wide.search(place)

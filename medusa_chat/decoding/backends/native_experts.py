@@ -7,7 +7,6 @@ is unpacked. Both the pass in C and the layers of transformers multiply these.
 from collections.abc import Iterable, Iterator
 from ctypes import byref
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 
 from medusa_chat.decoding.backends.native_library import Linear, NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.native_weights import (
-    PACKED,
-    NativeLinear,
     StoredRows,
     WeightStorage,
     huge_zeros,
@@ -48,7 +45,7 @@ class NativeStack(nn.Module):
         self._library = library
         self.panels: Tensor
         everything = chain([first], pieces)
-        if isinstance(first, StoredRows) and _is_right(first, library):
+        if isinstance(first, StoredRows) and library.c.packed_size(*_form(first)):
             self.weights, panels = self._packed(first, everything)
         else:
             floats = [x.values().bfloat16() if isinstance(x, StoredRows) else x for x in everything]
@@ -59,7 +56,7 @@ class NativeStack(nn.Module):
         self, first: StoredRows, pieces: Iterable[StoredRows | Tensor]
     ) -> tuple[Weights, Tensor]:
         c, threads = self._library.c, self._library.threads
-        each = c.packed_size(first.kind, self.outs, self.ins)
+        each = c.packed_size(*_form(first))
         panels = huge_zeros(each * self.count)
         for number, piece in enumerate(pieces):
             assert isinstance(piece, StoredRows) and piece.type == first.type
@@ -84,13 +81,9 @@ class NativeStack(nn.Module):
         return y
 
 
-def _is_right(stored: StoredRows, library: NativeLibrary) -> bool:
-    """Whether C multiplies such rows as torch does."""
-    if (stored.type, stored.ins) in library.right:
-        return True
-    empty = SimpleNamespace(weight=torch.empty(stored.outs, stored.ins, device="meta"), bias=None)
-    kind: int = NativeLinear(empty, library, stored).weights.kind
-    return kind >= PACKED
+def _form(rows: StoredRows) -> tuple[int, int, int]:
+    """Their kind, outs and ins."""
+    return rows.kind, rows.outs, rows.ins
 
 
 class NativeExperts(nn.Module):
