@@ -165,10 +165,11 @@ def estimate_file(
     is_twice = size.is_tied and not files.table  # floats lie as the table and as the LM head
     table = 2 * size.vocabulary * size.hidden if is_twice else 0
     is_native = runs_in_c(size, "bf16", cpu)
+    beside = (2 if size.experts else 1) * MAX_NODES  # see Backbone: its lone rows run twice
     return Estimate(
         weights=files.packed + files.stacked[0] + 2 * files.wide + table,
         heads=2 * heads.parameters if heads else 0,
-        cache=2 * 2 * size.key_values * (context + MAX_NODES),
+        cache=2 * 2 * size.key_values * (context + beside),
         program=PROGRAM + TOKEN * size.vocabulary,
         step=4 * nodes * size.vocabulary + (CPU_CHUNK * size.row * 4 if is_native else 0),
         loading=PIECES,
