@@ -40,7 +40,7 @@ class Packing:
         self._packed: dict[str, tuple[Weights, Tensor] | None] = {}
         self._now, self._changed = "", Condition()
         self._thread = Thread(target=self._run, name="packing", daemon=True)
-        atexit.register(self.stop)  # a thread that Python ends inside of C++ takes the process along
+        atexit.register(self.stop)  # a thread ended inside of C++ would take all along
         self._thread.start()
 
     def take(self, name: str) -> tuple[Weights, Tensor] | None:
