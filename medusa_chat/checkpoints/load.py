@@ -20,9 +20,11 @@ from medusa_chat.checkpoints.devices import (
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import read_heads
+from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
+from medusa_chat.checkpoints.packing import Packing
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.step_prior import step_prior
@@ -71,8 +73,11 @@ class _ReadParts:
         return len(self.heads) if self.heads is not None else 0
 
 
-def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
-    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model.
+def load(
+    request: LoadRequest, packing: Packing | None = None
+) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
+    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model. packing: what
+    was packed of it before; the caller stops it.
 
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
@@ -87,13 +92,14 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
-        keep = keep_of(found, plan)
+        keep = keep_of(found, plan, packing)
         is_made = plan.precision in QUANTISED and not isinstance(keep, Quantised)
         if is_made and not weights.is_kept(found, config, plan.precision, plan.device):
             yield LoadPhase("quantise"), None
         parts = _read(found, config, plan, keep)
         if isinstance(keep, Quantised):
             yield LoadPhase("quantise"), None
+        known = KnownChecks.of(found, plan.precision, plan.device, plan.context)
         backend, notes = prepare(
             parts.model,
             parts.heads,
@@ -102,10 +108,11 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
             calibration,
             is_spread=plan.device_map is not None,
             keep=keep,
+            known=known,
         )
         parts.notes += [*notes, *(cuda_remedy() if request.device == "auto" else [])]
         yield LoadPhase("check"), None
-        engine = _engine(found, plan, parts, backend)
+        engine = _engine(found, plan, parts, backend, known)
     loaded = _loaded_model(found, plan, parts, engine, calibration)
     yield LoadPhase("warm up"), None
     with refuse_out_of_memory(plan.advice):
@@ -162,10 +169,16 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: WeightStorage)
     return _ReadParts(model, heads, tokenizer, model.num_parameters(), notes)
 
 
-def _engine(found: Checkpoint, plan: DevicePlan, parts: _ReadParts, backend: StepBackend) -> Engine:
+def _engine(
+    found: Checkpoint,
+    plan: DevicePlan,
+    parts: _ReadParts,
+    backend: StepBackend,
+    known: KnownChecks,
+) -> Engine:
     """The engine, its steps checked (tree_check.py). Adds to parts.notes. Raises ModelError for a
     backbone that decodes a tree or a text otherwise."""
-    parts.notes += check_load(found, plan.precision, backend)
+    parts.notes += check_load(known, backend)
     engine = Engine(backend, parts.heads, end_tokens(parts.model, parts.tokenizer))
     engine.name, engine.precision = found.name, plan.precision
     return engine

@@ -5,7 +5,7 @@ lie side by side: a panel (kernels/weights.h).
 """
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.parity import share
@@ -68,6 +67,17 @@ class StoredRows:
         """The rows at `places` int64 [n] alone, or a slice of them."""
         return StoredRows(self.type, self.data[places], self.ins)
 
+    def pieces(self) -> Iterator["StoredRows"]:
+        """All rows, as UnreadRows has them some at a time."""
+        yield self
+
+    def whole(self) -> "StoredRows":
+        """All rows."""
+        return self
+
+    def ready(self) -> None:
+        """See UnreadRows."""
+
     @classmethod
     def of(cls, weight: Tensor, bits: int = 8) -> "StoredRows":
         """Rows near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits (Q8_0), or of 4 with
@@ -75,6 +85,27 @@ class StoredRows:
         round_part = _nearest_bytes if bits == 8 else _nearest_nibbles
         parts = [round_part(part.float().unflatten(1, (-1, INPUTS))) for part in weight.split(ROWS)]
         return cls(Q8_0 if bits == 8 else Q4_1, torch.cat(parts), weight.shape[1])
+
+
+@dataclass(frozen=True)
+class UnreadRows:
+    """A quantised weight [outs, ins] that is read only as it is packed. type: see StoredRows; read:
+    its rows, some at a time, uint8 [n, bytes of a row], each valid until the next is asked for;
+    ready: what pack_rows makes of them, where it was made before; else None."""
+
+    type: int
+    outs: int
+    ins: int
+    read: Callable[[], Iterator[Tensor]]
+    ready: Callable[[], tuple[Weights, Tensor] | None] = lambda: None
+
+    def pieces(self) -> Iterator[StoredRows]:
+        """Its rows, some at a time, each valid until the next is asked for."""
+        return (StoredRows(self.type, data, self.ins) for data in self.read())
+
+    def whole(self) -> StoredRows:
+        """All rows at once."""
+        return StoredRows(self.type, torch.cat([data.clone() for data in self.read()]), self.ins)
 
 
 def rounded_inputs(x: Tensor) -> Tensor:
@@ -122,7 +153,7 @@ class WeightStorage:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
-    def __call__(self, name: str, weight: Tensor) -> StoredRows | Tensor:
+    def __call__(self, name: str, weight: Tensor) -> StoredRows | UnreadRows | Tensor:
         """What is multiplied in place of a weight [outs, ins], that of the tensor of this name:
         stored rows, or numbers of fp32 or bf16."""
         return weight if self.dtype is None else weight.to(self.dtype)
@@ -205,9 +236,17 @@ def huge_zeros(size: int) -> Tensor:
     return found[start : start + size]
 
 
-def unpacked(weights: Weights, ins: int, places: Tensor, library: NativeLibrary) -> Tensor:
-    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins]."""
-    found, places = torch.empty(len(places), ins), places.contiguous()
+def unpacked(
+    weights: Weights,
+    ins: int,
+    places: Tensor,
+    library: NativeLibrary,
+    room: Tensor | None = None,
+) -> Tensor:
+    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins], in the
+    first rows of `room` float32 [>= n, ins] where that is given."""
+    found = torch.empty(len(places), ins) if room is None else room[: len(places)]
+    places = places.contiguous()
     library.c.unpack(byref(weights), ins, places.data_ptr(), len(places), found.data_ptr())
     return found
 
@@ -221,7 +260,10 @@ class NativeLinear(nn.Module):
     reference to the linear that it replaces."""
 
     def __init__(
-        self, linear: Any, library: NativeLibrary, stored: StoredRows | Tensor | None = None
+        self,
+        linear: Any,
+        library: NativeLibrary,
+        stored: StoredRows | UnreadRows | Tensor | None = None,
     ) -> None:
         """stored: what is multiplied in place of the linear's weight; None: that."""
         super().__init__()
@@ -230,12 +272,12 @@ class NativeLinear(nn.Module):
         self._library = library
         self.panels: Tensor
         self.register_buffer("panels", None, persistent=False)
-        if isinstance(stored, StoredRows):
-            packed = pack_rows([stored], self.outs, library)
+        if isinstance(stored, StoredRows | UnreadRows):
+            packed = stored.ready() or pack_rows(stored.pieces(), self.outs, library)
             if packed is not None:
                 self.weights, self.panels = packed
                 return
-            stored = stored.values().bfloat16() if linear.weight.is_meta else None
+            stored = stored.whole().values().bfloat16() if linear.weight.is_meta else None
         whole = linear.weight if stored is None else stored
         self.weights, self.panels = pack_floats(whole, library.panel_width)
 
@@ -266,9 +308,11 @@ class NativeLinear(nn.Module):
         return x.bfloat16().float() if self.weights.kind == HALVES else x
 
     def weight_parts(self) -> Iterator[Tensor]:
-        """The weight that is multiplied, some outputs at a time: float32 [n, ins]."""
-        for places in torch.arange(self.outs).split(max(1, UNPACKED // self.ins)):
-            yield self.rows(places)
+        """The weight that is multiplied, some outputs at a time: float32 [n, ins], each valid until
+        the next is asked for."""
+        room = torch.empty(max(1, UNPACKED // self.ins), self.ins)
+        for places in torch.arange(self.outs).split(len(room)):
+            yield unpacked(self.weights, self.ins, places, self._library, room)
 
     def rows(self, places: Tensor) -> Tensor:
         """The weights of the outputs at `places` int64 [n]: float32 [n, ins]."""
@@ -299,6 +343,8 @@ def quantised_bytes(model: nn.Module) -> int:
 def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage) -> int:
     """Replace the linears of a model of any family, but for its LM head, by NativeLinears where
     `storage` quantises them -> how many. Those that are empty get what it has of them."""
+    from transformers.pytorch_utils import Conv1D  # seconds, and packing does not need them
+
     head, count = model.get_output_embeddings(), 0
     for name, module in list(model.named_modules()):
         linear: Any = module
@@ -306,7 +352,7 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
             linear = SimpleNamespace(weight=module.weight.t(), bias=module.bias)
         if type(module) in (nn.Linear, Conv1D) and module is not head:
             rows = storage(f"{name}.weight", linear.weight.detach())
-            if isinstance(rows, StoredRows):
+            if isinstance(rows, StoredRows | UnreadRows):
                 quantised = NativeLinear(linear, library, rows)
                 quantised.weight = linear.weight.new_empty(0)  # some layers ask a linear its dtype
                 model.set_submodule(name, quantised)
