@@ -26,6 +26,7 @@ from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
 from medusa_chat.checkpoints.packing import Packing
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.sampling_defaults import sampling_defaults
 from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.step_prior import step_prior
 from medusa_chat.checkpoints.tokenizer import add_known_template, left_out, read_tokenizer
@@ -204,6 +205,7 @@ def _loaded_model(
         plan.is_packed,
         engine.backend.tries,
     )
+    sampling, said = sampling_defaults(parts.model.generation_config)
     info = ModelInfo(
         name=found.name,
         backbone=found.base,
@@ -217,10 +219,11 @@ def _loaded_model(
         nodes=1,
         tree_reason="",
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
-        notes=tuple(parts.notes),
+        notes=(*parts.notes, *said),
         estimated_bytes=estimate.held if estimate else 0,
         memory=estimate.words if estimate else "",
         tree_facts=tree_facts(heads, calibration),
+        sampling=sampling,
     )
     texts = TokenTexts(parts.tokenizer)
     loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, times)
