@@ -9,10 +9,11 @@ from typing import Any
 from medusa_chat.checkpoints.devices import refuse_out_of_memory
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory_needs import smaller_precisions
-from medusa_chat.decoding.continuation import DEPTH
-from medusa_chat.decoding.draft import Drafter, PromptLookup
+from medusa_chat.decoding.budget import Budget
+from medusa_chat.decoding.drafters import kinds
+from medusa_chat.decoding.drafters.continuation import DEPTH
+from medusa_chat.decoding.drafters.drafter import Drafting
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step, Told
-from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo, TokenIds
@@ -59,8 +60,9 @@ def reply(
                 own.append(event.busy_seconds)
             elif isinstance(event, Finished):
                 event = _with_plain_time(loaded, ids, settings, event, own)
-                if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
-                    event = replace(event, learnt=drafter.budget.learnt)
+                budget: Budget | None = getattr(drafter, "budget", None)
+                if budget is not None:
+                    event = replace(event, learnt=budget.learnt)
                 if is_chat:
                     loaded.said = cached_text(loaded, read, event)
             yield event
@@ -107,20 +109,20 @@ class _Advice:
 
 def resolve(
     loaded: LoadedModel, settings: GenerationSettings
-) -> tuple[GenerationSettings, Drafter]:
+) -> tuple[GenerationSettings, Drafting]:
     """Resolve drafter, tree, nodes and seed -> (the settings, the drafter). Raises UsageError.
 
     A budget decides how much each step drafts if the tree is auto, the number of nodes is not set,
     and the draft cannot change the text (with typical acceptance it can)."""
-    drafter, budget = settings.drafter or "auto", None
-    if drafter == "auto" and not loaded.info.heads:
-        drafter = PromptLookup.name
+    drafter, budget = settings.drafter or kinds.AUTO, None
+    if drafter == kinds.AUTO and not loaded.info.heads:
+        drafter = kinds.LOOKUP.name
     is_open = settings.tree == "auto" and settings.nodes is None
     is_open &= settings.acceptance == "exact" or settings.is_greedy
     is_recorded = loaded.engine.backend.tries > 0
-    if drafter == "none":
+    if drafter == kinds.NONE.name:
         tree, name, nodes = ROOT, "none", 1
-    elif drafter == PromptLookup.name:  # a chain: only its length is chosen
+    elif drafter == kinds.LOOKUP.name:  # a chain: only its length is chosen
         tree, name = ROOT, drafter
         nodes = min(settings.nodes or DEPTH + 1, DEPTH + 1)
         if is_open and not is_recorded:  # recorded chains have one length

@@ -29,7 +29,7 @@ PROMPT = [5, 9, 13, 5, 9, 17, 30, 5, 9]
 class Oracle:
     """A drafter that knows the answer: hides it among wrong siblings, now and then errs."""
 
-    name = "oracle"
+    drafter = None
 
     def __init__(self, answer: list[int], tree: Tree, period: int = 4) -> None:
         self.answer, self.tree, self.period = answer, tree, period

@@ -1,0 +1,42 @@
+"""The kinds of drafters: their names, and the words that stand for them everywhere. No torch."""
+
+from dataclasses import dataclass
+
+from medusa_chat.decoding.events import Source
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of drafter. name: of --drafter. label: on the page. source, shared: of a node that it
+    proposed alone, and of one that the text proposed too (events.Source), None for kinds that have
+    no probabilities. needs: what a model must have for it, "heads" or "draft"; empty for nothing.
+    missing: what to say where the model does not have it."""
+
+    name: str
+    label: str
+    source: Source | None = None
+    shared: Source | None = None
+    needs: str = ""
+    missing: str = ""
+
+
+NONE = Kind("none", "plain decoding")
+LOOKUP = Kind("prompt-lookup", "Prompt lookup")
+MEDUSA = Kind(
+    "medusa",
+    "Medusa",
+    "heads",
+    "both",
+    "heads",
+    "the checkpoint has no Medusa heads: use --drafter prompt-lookup",
+)
+KINDS = (MEDUSA, LOOKUP, NONE)
+BY_NAME = {kind.name: kind for kind in KINDS}
+AUTO = "auto"  # the fastest that the model has, with the text's repetitions in one tree
+NAMES = (AUTO, *BY_NAME)
+
+
+def kinds_of(heads: int) -> tuple[Kind, ...]:
+    """The kinds that draft for a model with so many heads."""
+    has = {"": True, "heads": heads > 0}
+    return tuple(kind for kind in KINDS if kind is not NONE and has[kind.needs])
