@@ -6,8 +6,8 @@ Each tool has its own names. They are mapped to those of speculators: `fc`, `lay
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -316,13 +316,8 @@ def _gguf_tensors(found: EagleFile) -> dict[str, Tensor]:
     )
     inside = {inner: inner for inner in found.names.values()}
     weights = GgufWeights(found.path, header, inside, "llama", heads)
-    tensors = {}
-    for name, inner in found.names.items():
-        if name == "d2t":
-            tensors[name] = torch.from_numpy(next(iter(weights._rows(inner))).view("int64")).flatten()
-        else:
-            tensors[name] = weights.floats(inner, torch.float32)
-    return tensors
+    tensors = {name: weights.floats(inner, torch.float32) for name, inner in found.names.items()}
+    return tensors | ({"d2t": tensors["d2t"].long()} if "d2t" in tensors else {})
 
 
 def _decoder(
@@ -337,7 +332,8 @@ def _decoder(
     kind, make = (Qwen3Config, Qwen3Model) if has_norms else (LlamaConfig, LlamaModel)
     options = {key: found.config[key] for key in LAYER if found.config.get(key) is not None}
     options["hidden_size"] = found.shapes["fc.weight"][0]
-    config = kind(**options, vocab_size=1, num_hidden_layers=found.layers)
+    options |= {"bos_token_id": None, "eos_token_id": None, "vocab_size": 1}
+    config = kind(**options, num_hidden_layers=found.layers)
     try:
         with torch.device("meta"):
             decoder: Any = make(config)

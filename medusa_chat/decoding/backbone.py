@@ -53,6 +53,7 @@ class Backbone:
         self.has_experts = any(_is_of_experts(*named) for named in model.named_modules())
         most = 2 * MAX_NODES if self.lm_head.pads_rows and self.has_experts else MAX_NODES
         self.cache = KVCache(shapes, context + most, self.dtype)
+        self.is_tapped = False
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""
@@ -67,6 +68,7 @@ class Backbone:
     def tap(self, places: Sequence[int]) -> None:
         """Keep of every pass from now on what transformers calls hidden_states at these places,
         each the residual before the layer of that number, from 1 on."""
+        self.is_tapped = bool(places)
         if not hasattr(self.decoder, "tap"):
             self.decoder = TappedDecoder(self.decoder)
         self.decoder.tap([place - 1 for place in places])

@@ -50,7 +50,8 @@ class Engine:
         """backend: runs the steps, on its backbone. eos: ids of the tokens that end an answer.
         drafter: one that follows the text beside the backbone."""
         self.backend, self.backbone = backend, backend.backbone
-        self.heads, self.follower = heads, drafter
+        self.heads = heads
+        self.follower: Drafter | None = None  # beside the backbone, told of the text
         self.eos = eos
         self.name = ""
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
@@ -58,6 +59,15 @@ class Engine:
         self._busy = busy_clock(self.backbone.device)
         self._ids: list[int] = []  # what the cache holds
         self._following: Drafter | None = None  # that drafts the current answer
+        if drafter is not None:
+            self.follow(drafter)
+
+    def follow(self, drafter: Drafter) -> None:
+        """Tell this drafter of the text from now on."""
+        self.follower = drafter
+        self.forget()
+        if drafter.taps:
+            self.backbone.tap(drafter.taps)
 
     def drafter(
         self,
@@ -180,7 +190,7 @@ class Engine:
         result.heads_seconds += planned
         if result.is_finite:
             self._ids += result.tokens
-            self._observe(result.tokens, result.states)
+            self._observe(result.tokens, result.states, result.taps)
         drafter.learn(result.nodes, result.path)
         return result, plan
 
@@ -256,11 +266,11 @@ class Engine:
         if self.follower is not None:
             self.follower.crop(length)
 
-    def _observe(self, tokens: Sequence[int], states: Tensor | None) -> None:
-        """Tell the drafter of this answer that tokens became text. states: theirs."""
+    def _observe(self, tokens: Sequence[int], states: Tensor | None, taps: Tensor | None) -> None:
+        """Tell the drafter of this answer that tokens became text. states, taps: theirs."""
         if self._following is not None:
             kept = states if self._following.reads_states else None
-            self._following.observe(Features(tokens, kept))
+            self._following.observe(Features(tokens, kept, taps))
 
     @torch.inference_mode()
     def _prefill(
@@ -288,7 +298,8 @@ class Engine:
         """Read the next tokens of the text into the cache -> their hidden states [q, d]."""
         hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))
         self._ids += tokens
-        self._observe(tokens, hidden)
+        is_tapped = self._following is not None and self.backbone.is_tapped
+        self._observe(tokens, hidden, self.backbone.tapped[: len(tokens)] if is_tapped else None)
         return hidden
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 VERSION = 1
 Reason = Literal["eos", "length", "stop", "context", "cancelled", "error"]
-Source = Literal["heads", "text", "both"]
+Source = Literal["heads", "eagle", "text", "both", "eagle and text"]
 
 
 @dataclass(frozen=True)

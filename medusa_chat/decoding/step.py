@@ -42,7 +42,8 @@ class DecodeState:
 class StepResult:
     """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
     the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included.
-    logits [nodes, V], states [path, d] after the final norm: where the state asks for them."""
+    logits [nodes, V]; states [path, d] after the final norm, and taps [path, k, d] where the
+    backbone is tapped: where the state asks for them."""
 
     path: list[int]
     tokens: list[int]
@@ -54,6 +55,7 @@ class StepResult:
     backbone_seconds: float = 0.0
     logits: Tensor | None = None
     states: Tensor | None = None
+    taps: Tensor | None = None
 
 
 class StepBackend(Protocol):
@@ -136,7 +138,9 @@ class TorchStep:
         result = read(draft, accepted)
         states, logits = kept
         result.logits = logits if state.keeps_logits else None
-        result.states = states[result.path] if state.keeps_states else None
+        if state.keeps_states:
+            result.states = states[result.path]
+            result.taps = self.backbone.tapped[result.path] if self.backbone.is_tapped else None
         if result.is_finite:
             cache.keep(result.path)
         state.root_id, state.hidden = result.next_token, hidden

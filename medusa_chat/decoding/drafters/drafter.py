@@ -17,11 +17,13 @@ class Features:
     """Rows of the backbone that just became text, of a prompt's chunk or of an accepted path.
 
     tokens: their m ids. final [m, d]: their states after the final norm, on the backbone's device
-    and in the pass's dtype; None where the drafter does not read states.
+    and in the pass's dtype; taps [m, k, d]: the residual at the layers that the drafter names;
+    None where the drafter does not read them.
     """
 
     tokens: Sequence[int]
     final: Tensor | None = None
+    taps: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ class Drafter(Protocol):
     kind: what it is. length: the number of tokens of the text that it has been told. The engine
     crops it together with its own cache, so that those are always a prefix of the engine's text.
     reads_states: whether Features have `final`; then the engine rereads what it was not told.
+    taps: the places in transformers' `hidden_states` that Features have as `taps`.
     """
 
     kind: Kind
+    taps: Sequence[int]
     reads_states: bool
     length: int
 

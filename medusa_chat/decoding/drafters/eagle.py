@@ -171,10 +171,12 @@ class _Grown:
         shares: Sequence[Sequence[float]],
         states: Tensor,
     ) -> None:
-        """The children of nodes that were read, and their outputs [f, w]."""
+        """Add the children of nodes that were read, whose outputs are states [f, w]."""
         self.unread = []
         for row, parent in enumerate(parents):
             for rank, (token, share) in enumerate(zip(tokens[row], shares[row], strict=True)):
+                if share <= 0:  # of tokens that the backbone does not have, and broken numbers
+                    continue
                 self.unread.append(len(self.tokens))
                 self.tokens.append(token)
                 self.parents.append(parent)

@@ -30,7 +30,15 @@ MEDUSA = Kind(
     "heads",
     "the checkpoint has no Medusa heads: use --drafter prompt-lookup",
 )
-KINDS = (MEDUSA, LOOKUP, NONE)
+EAGLE = Kind(
+    "eagle",
+    "EAGLE",
+    "eagle",
+    "eagle and text",
+    "eagle",
+    "no EAGLE drafter is loaded: start with --draft ID|DIR|FILE",
+)
+KINDS = (MEDUSA, EAGLE, LOOKUP, NONE)
 BY_NAME = {kind.name: kind for kind in KINDS}
 AUTO = "auto"  # the fastest that the model has, with the text's repetitions in one tree
 NAMES = (AUTO, *BY_NAME)
@@ -38,5 +46,5 @@ NAMES = (AUTO, *BY_NAME)
 
 def kinds_of(heads: int) -> tuple[Kind, ...]:
     """The kinds that draft for a model with so many heads."""
-    has = {"": True, "heads": heads > 0}
+    has = {"": True, "heads": heads > 0, "eagle": False}
     return tuple(kind for kind in KINDS if kind is not NONE and has[kind.needs])
