@@ -34,7 +34,8 @@ class EagleForm:
 class EagleModel(nn.Module):
     """The drafter's modules. fc: Linear of what is read, [k d] or [2 d], to its own width; norms:
     of the whole that `fc` reads or of each tap, or none; layers: stock ones of transformers, the
-    first with wide products in EAGLE-3; hidden_norm: of the state that it gets; norm: the last one,
+    first with wide products in EAGLE-3; width: numbers of a state, as they read it and feed it
+    back; hidden_norm: of the state that it gets; norm: the last one,
     None in EAGLE-1; lm_head: of a vocabulary of so many tokens; embedding: of the backbone's tokens;
     ids int64 [V_d]: the backbone's id of each of its tokens, None where they are the same."""
 
@@ -56,28 +57,17 @@ class EagleModel(nn.Module):
         self.layers, self.rotary = decoder.layers, decoder.rotary_emb
         self.hidden_norm, self.norm = hidden_norm, norm
         self.embedding, self.lm_head = [embedding], [lm_head]  # not ours where the backbone's
-        self.vocabulary = vocabulary
+        self.vocabulary, self.width = vocabulary, fc.out_features
+        self.device, self.dtype = fc.weight.device, fc.weight.dtype
+        attention = self.layers[0].self_attn
+        self._heads = attention.k_proj.out_features // attention.head_dim
         self.ids: Tensor | None
         self.register_buffer("ids", ids, persistent=False)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.fc.weight.device
-
-    @property
-    def width(self) -> int:
-        """Numbers of a state, as its layers read it and feed it back."""
-        return self.fc.out_features
 
     def cache(self, capacity: int) -> KVCache:
         """An empty cache of its layers."""
         attention = self.layers[0].self_attn
-        heads = attention.k_proj.out_features // attention.head_dim
-        shape = Shape(heads, attention.head_dim, self.device)
+        shape = Shape(self._heads, attention.head_dim, self.device)
         return KVCache([shape] * 2 * len(self.layers), capacity, self.dtype)
 
     def fused(self, final: Tensor, taps: Tensor | None) -> Tensor:
