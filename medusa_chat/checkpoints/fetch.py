@@ -16,10 +16,12 @@ from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 
-def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
+def fetch(request: LoadRequest, needs_tokenizer: bool = True) -> Generator[News, None, Checkpoint]:
     """Download the checkpoint and its base into the cache if needed, and return where they are.
     Yields a "download" phase for each progress report, none if everything is cached. Closing the
     generator ends the download within a second; the bytes so far are kept.
+
+    needs_tokenizer: whether a base without one is refused.
 
     Raises HubError, and ModelError for a checkpoint that is broken or names no base.
     """
@@ -29,7 +31,7 @@ def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
     surveyed = SurveyedFolder.of(request, place)
     with explaining_backbone(surveyed.preset):
         base = yield from _available(surveyed.backbone, _backbone_plan, is_offline)
-    return surveyed.locate(base)
+    return surveyed.locate(base, needs_tokenizer)
 
 
 def _available(

@@ -30,13 +30,21 @@ MEDUSA = Kind(
     "heads",
     "the checkpoint has no Medusa heads: use --drafter prompt-lookup",
 )
-KINDS = (MEDUSA, LOOKUP, NONE)
+DRAFT = Kind(
+    "draft",
+    "Draft model",
+    "draft",
+    "draft and text",
+    "draft",
+    "no draft model is loaded: start with --draft ID|DIR|FILE",
+)
+KINDS = (MEDUSA, DRAFT, LOOKUP, NONE)
 BY_NAME = {kind.name: kind for kind in KINDS}
 AUTO = "auto"  # the fastest that the model has, with the text's repetitions in one tree
 NAMES = (AUTO, *BY_NAME)
 
 
-def kinds_of(heads: int) -> tuple[Kind, ...]:
-    """The kinds that draft for a model with so many heads."""
-    has = {"": True, "heads": heads > 0}
+def kinds_of(heads: int, draft: str) -> tuple[Kind, ...]:
+    """The kinds that draft for a model with so many heads, and with a draft model of this name."""
+    has = {"": True, "heads": heads > 0, "draft": bool(draft)}
     return tuple(kind for kind in KINDS if kind is not NONE and has[kind.needs])
