@@ -112,7 +112,9 @@ def matching_baseline(context: BenchContext) -> HFBaseline | None:
 def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one in the backbone's folder; None without one. Raises
     UsageError for a draft model with another vocabulary."""
-    folder = context.draft or Checkpoint.find(context.request).backbone / DRAFT_FOLDER
+    named = Path(context.request.draft) if context.request.draft else None
+    named = named if named and named.is_dir() else None  # transformers reads folders
+    folder = context.draft or named or Checkpoint.find(context.request).backbone / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
         if context.draft is not None:
             raise UsageError(

@@ -240,14 +240,13 @@ def _gguf_config(header: GgufHeader, where: Path) -> dict[str, Any]:
 
 def read_eagle(
     found: EagleFile,
-    embedding: Any,
-    lm_head: Any,
+    backbone: tuple[Any, Any],
     sizes: tuple[int, int, int],
     device: torch.device,
     dtype: torch.dtype,
 ) -> EagleModel:
-    """The drafter's modules on a device. embedding, lm_head: the backbone's, for a file that has
-    none of its own; sizes: width, layers and vocabulary of the backbone. Raises ModelError."""
+    """The drafter's modules on a device. backbone: its embedding and LM head, for a file that has
+    none of its own; sizes: its width, layers and vocabulary. Raises ModelError."""
     hidden, layers, vocabulary = sizes
     form = found.form(hidden, layers)
     tensors = _tensors(found)
@@ -261,11 +260,8 @@ def read_eagle(
     own = tensors.get("embed_tokens.weight")
     if own is None and width != hidden:
         raise ModelError(f"{found.path} lacks embed_tokens.weight: download it again")
-    if own is not None:
-        embedding = nn.Embedding.from_pretrained(own)
-    if (logits := tensors.get("lm_head.weight")) is not None:
-        lm_head = _linear(logits, None)
-        vocabulary = len(logits)
+    logits = tensors.get("lm_head.weight")
+    vocabulary = vocabulary if logits is None else len(logits)
     decoder = _decoder(found, form, tensors, device, dtype)
     eps = decoder.config.rms_norm_eps
     return EagleModel(
@@ -276,8 +272,9 @@ def read_eagle(
         or [_norm(tensors[name], eps) for name in tensors if name == "input_norm.weight"],
         _norm(tensors["layers.0.hidden_norm.weight"], eps) if form.taps else None,
         _norm(tensors["norm.weight"], eps) if "norm.weight" in tensors else None,
-        embedding,
-        lm_head,
+        None if own is None else nn.Embedding.from_pretrained(own),
+        None if logits is None else _linear(logits, None),
+        backbone,
         vocabulary,
         _ids(tensors.get("d2t"), vocabulary, found, device),
     ).requires_grad_(False)
@@ -386,11 +383,5 @@ def pack(model: EagleModel, library: NativeLibrary) -> None:
     them, and a draft reads half as much."""
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            model.set_submodule(name, _packed(module, library))
-    if type(model.lm_head[0]) is nn.Linear:
-        model.lm_head = [_packed(model.lm_head[0], library)]
-
-
-def _packed(linear: nn.Linear, library: NativeLibrary) -> NativeLinear:
-    fits = linear.in_features % INPUTS == 0
-    return NativeLinear(linear, library, StoredRows.of(linear.weight) if fits else None)
+            rows = StoredRows.of(module.weight) if module.in_features % INPUTS == 0 else None
+            model.set_submodule(name, NativeLinear(module, library, rows))

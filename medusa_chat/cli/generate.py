@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from medusa_chat.cli.options import (
-    LoadOptions,
+    DraftOptions,
     TreeName,
     count,
     file_path,
@@ -20,6 +20,7 @@ from medusa_chat.cli.options import (
     values_of,
 )
 from medusa_chat.cli.terminal import answer, note, open_trace, require_writable, show_load
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, Message, Prompt, without_broken_characters
@@ -50,15 +51,15 @@ class PromptOptions:
 
 
 @dataclass(frozen=True)
-class DecodingOptions(LoadOptions):
+class DecodingOptions(DraftOptions):
     """Options of a command that generates: the fields of GenerationSettings, which checks them,
     and --verbose."""
 
     drafter: Annotated[
         str | None,
         value(
-            "auto|medusa|prompt-lookup|none",
-            "What drafts; auto: the heads, if any, and prompt lookup.",
+            "|".join(kinds.NAMES),
+            "What drafts; auto: the heads or the draft model, if any, and prompt lookup.",
         ),
     ] = None
     acceptance: Annotated[

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import exp, log, log2
+from math import exp, inf, log, log2
 from statistics import median
 
 from medusa_chat.decoding.events import Learnt
@@ -27,6 +27,7 @@ GAIN_WEIGHT = 1 / 24  # of one step in the gain of drafts; fewer steps are noise
 TRUST_WEIGHT = 1 / 64  # of one step in the correction of probabilities
 TRUST, TRUST_TOKENS = 0.85, 4.0  # initial correction (drafters are overconfident), its weight
 MOST_TRUST = 1.5
+TRIED = 48  # drafted steps after which two drafters are compared
 STAY = 1.03  # gain that justifies another size of a recorded tree: each size is recorded anew
 # reasons for a step's number of nodes
 WHOLE, PART, SOME, TRIAL = "all", "the most tokens a second", "what is left to spend", "trial"
@@ -201,6 +202,7 @@ class Budget:
         self.credit = self._trials = CREDIT  # trials: the credit without the text's gains
         self._accepted, self._promised = TRUST * TRUST_TOKENS, TRUST_TOKENS
         self._given = self._spent = 1.0  # running means of steps drafted by the heads alone
+        self._drafted = 0  # steps of these
         self._is_by_heads = self._is_alone = True  # the step that was allowed last
         self._size = 1  # of a recorded tree, the last one
         self.begin((1.0,), False)
@@ -258,6 +260,7 @@ class Budget:
         self._promised += promised - TRUST_WEIGHT * self._promised
         self._accepted += guessed - 1 - TRUST_WEIGHT * self._accepted
         if self._is_alone:
+            self._drafted += 1
             self._given += GAIN_WEIGHT * (tokens - self._given)
             self._spent += GAIN_WEIGHT * (spent - self._spent)
 
@@ -265,6 +268,12 @@ class Budget:
     def trust(self) -> float:
         """Factor on the drafter's probabilities."""
         return min(self._accepted / max(self._promised, 1e-9), MOST_TRUST)
+
+    @property
+    def gain(self) -> float:
+        """Tokens of the drafter's lately drafted steps for each plain step's time; without limit
+        until TRIED of them are known."""
+        return self._given / self._spent if self._drafted >= TRIED else inf
 
     @property
     def learnt(self) -> Learnt:

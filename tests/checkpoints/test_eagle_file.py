@@ -25,7 +25,8 @@ def model_of(folder, only=None, backbone=None):
     found = found_in(folder, only)
     embedding = torch.nn.Embedding(VOCABULARY, HIDDEN) if backbone is None else backbone[0]
     head = torch.nn.Linear(HIDDEN, VOCABULARY) if backbone is None else backbone[1]
-    return read_eagle(found, embedding, head, (HIDDEN, LAYERS, VOCABULARY), CPU, torch.float32)
+    sizes = HIDDEN, LAYERS, VOCABULARY
+    return read_eagle(found, (embedding, head), sizes, CPU, torch.float32)
 
 
 def given(model, rows=3, seed=5):

@@ -24,8 +24,8 @@ def with_eagle(model, tensors, settings, folder, dtype=torch.float32):
     engine.heads, backbone = None, engine.backbone
     found = eagle_in(LocalFolder(eagle_files.write(folder / "drafter", tensors, settings)))
     sizes = HIDDEN, model.config.num_hidden_layers, VOCABULARY
-    head, embedding = backbone.lm_head, model.get_input_embeddings()
-    made = read_eagle(found, embedding, head, sizes, CPU, dtype)
+    own = model.get_input_embeddings(), backbone.lm_head
+    made = read_eagle(found, own, sizes, CPU, dtype)
     engine.follow(Eagle(made, backbone.context, VOCABULARY))
     return engine
 

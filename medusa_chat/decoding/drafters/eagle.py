@@ -46,6 +46,11 @@ class Eagle:
         self._is_whole = bool(self._fits.all())
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its cache and of the states that it keeps."""
+        return self._cache.nbytes + self._states.nbytes
+
+    @property
     def length(self) -> int:
         """See Drafter."""
         return len(self._ids)

@@ -35,9 +35,10 @@ class EagleModel(nn.Module):
     """The drafter's modules. fc: Linear of what is read, [k d] or [2 d], to its own width; norms:
     of the whole that `fc` reads or of each tap, or none; layers: stock ones of transformers, the
     first with wide products in EAGLE-3; width: numbers of a state, as they read it and feed it
-    back; hidden_norm: of the state that it gets; norm: the last one,
-    None in EAGLE-1; lm_head: of a vocabulary of so many tokens; embedding: of the backbone's tokens;
-    ids int64 [V_d]: the backbone's id of each of its tokens, None where they are the same."""
+    back; hidden_norm: of the state that it gets; norm: the last one, None in EAGLE-1; table, head:
+    its own embeddings and LM head, None where it reads those of the backbone, which are the pair
+    `backbone`; vocabulary: tokens of the LM head; ids int64 [V_d]: the backbone's id of each of its
+    tokens, None where they are the same."""
 
     def __init__(
         self,
@@ -47,8 +48,9 @@ class EagleModel(nn.Module):
         norms: list[nn.Module],
         hidden_norm: nn.Module | None,
         norm: nn.Module | None,
-        embedding: Any,
-        lm_head: Any,
+        table: nn.Embedding | None,
+        head: nn.Linear | None,
+        backbone: tuple[Any, Any],
         vocabulary: int,
         ids: Tensor | None,
     ) -> None:
@@ -56,7 +58,7 @@ class EagleModel(nn.Module):
         self.form, self.fc, self.norms = form, fc, nn.ModuleList(norms)
         self.layers, self.rotary = decoder.layers, decoder.rotary_emb
         self.hidden_norm, self.norm = hidden_norm, norm
-        self.embedding, self.lm_head = [embedding], [lm_head]  # not ours where the backbone's
+        self.table, self.head, self._backbone = table, head, backbone
         self.vocabulary, self.width = vocabulary, fc.out_features
         self.device, self.dtype = fc.weight.device, fc.weight.dtype
         attention = self.layers[0].self_attn
@@ -110,13 +112,17 @@ class EagleModel(nn.Module):
             hidden = hidden + _attended(layer.self_attn, x, angles, four, cache, index)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         normed = hidden if self.norm is None else self.norm(hidden)
-        logits = self.lm_head[0](normed).float()
+        head = self._backbone[1] if self.head is None else self.head
+        logits = head(normed).float()
         return normed if self.form.feeds_norm else hidden, logits.log_softmax(-1)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """The rows of the table as they are, without a family's scale: [n] -> [n, d]."""
-        table = self.embedding[0]
-        rows = table.rows(tokens) if hasattr(table, "rows") else F.embedding(tokens, table.weight)
+        table = self._backbone[0] if self.table is None else self.table
+        if hasattr(table, "rows"):
+            rows = table.rows(tokens)
+        else:  # a backbone may have padding beyond the drafter's table
+            rows = F.embedding(tokens.clamp(max=len(table.weight) - 1), table.weight)
         return rows.to(self.device, self.dtype)
 
 

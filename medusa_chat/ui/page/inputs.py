@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import without_broken_characters
@@ -24,7 +25,7 @@ ID = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
 SETTINGS = ("acceptance", "temperature", "top_p", "min_p", "posterior_threshold", "posterior_alpha")
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
-DRAFTERS = ("auto", "medusa", "prompt-lookup")
+DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
 LABELS = {  # of the settings, as the page names them
     "acceptance": "Acceptance",
     "temperature": "Temperature",
