@@ -12,10 +12,11 @@ import torch
 from medusa_chat.checkpoints import native_build, weights
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import held_bytes, native_threads
-from medusa_chat.checkpoints.eagle_file import EagleFile, eagle_in, pack, read_eagle
 from medusa_chat.checkpoints.eagle_reading import TEXT, best_reading
+from medusa_chat.checkpoints.eagle_weights import pack, read_eagle
 from medusa_chat.checkpoints.fetch import fetch, fetch_files
 from medusa_chat.checkpoints.gguf_settings import with_settings
+from medusa_chat.checkpoints.layouts.eagle_file import EagleFile, eagle_in
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.places import opened
 from medusa_chat.checkpoints.prepare import prepare

@@ -14,9 +14,9 @@ from torch import Tensor
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters.eagle_model import EagleForm, EagleModel
 
-TEXT = """The water cycle moves water between the sea, the air and the land. The sun heats the sea, and \
-some of the water becomes vapour, which rises with the warm air. High up it is cold, so the vapour \
-turns into small drops, and the drops make clouds. When the drops are heavy enough they fall as rain.
+TEXT = """The water cycle moves water between the sea, the air and the land. The sun heats the sea,
+and some of the water becomes vapour, which rises with the warm air. High up it is cold, so the
+vapour turns into small drops, and the drops make clouds. When they are heavy enough, rain falls.
 
 def mean(values):
     if not values:
@@ -50,7 +50,9 @@ class EagleReading:
     @property
     def words(self) -> str:
         """What was seen, for the load's notes."""
-        read = f"layers {', '.join(map(str, self.form.taps))}" if self.form.taps else "the last state"
+        read = (
+            f"layers {', '.join(map(str, self.form.taps))}" if self.form.taps else "the last state"
+        )
         seen = f"reads {read}: its best token was the backbone's in {self.first:.0%} of a text"
         if self.first < USELESS:
             return f"{seen}, so it does not fit this model: its drafts will not pay"

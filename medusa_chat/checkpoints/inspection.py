@@ -7,6 +7,7 @@ from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
+from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
@@ -38,7 +39,8 @@ class Inspection:
     and a tree of `nodes`; empty where the backbone's config is not in reach. problems: what would
     stop a load, each with its remedy. stored: what the types of a GGUF file are called.
     usual_context: the default context of a load, in tokens. auto: the precision that a load takes
-    by itself on this machine, empty where that was not asked or none fits."""
+    by itself on this machine, empty where that was not asked or none fits. drafter: what it is
+    where it is a drafter without a model."""
 
     name: str
     heads: HeadsFile | None
@@ -56,6 +58,7 @@ class Inspection:
     stored: str = ""
     usual_context: int = 0
     auto: str = ""
+    drafter: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the names of single tensors are left out."""
@@ -81,6 +84,8 @@ class Inspection:
             yield "layout", f"{heads.layout}: {heads.words}"
             yield "heads", _in_words(heads)
             yield "files", f"{', '.join(heads.files)} ({gb(heads.bytes)} of heads)"
+        elif self.drafter:
+            yield "drafter", self.drafter
         elif not self.problems:
             yield "heads", "none: it decodes with prompt-lookup"
         if self.adapter:
@@ -144,6 +149,8 @@ def inspect(
         name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
     )
     try:
+        if (drafter := eagle_in(source)) is not None:
+            return replace(report, drafter=drafter.words, notes=(f"it {drafter.use}",))
         found = survey(source)
     except ModelError as error:
         return replace(report, problems=(str(error),))

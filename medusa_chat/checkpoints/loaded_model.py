@@ -96,7 +96,8 @@ class LoadedModel:
         drafts for "auto", if there are several."""
         name = f"{drafter}, {kind.name}" if kind else drafter
         if name not in self.budgets:
-            self.budgets[name] = Budget(self.times, self.pass_cost if kind and kind.has_own_tree else None)
+            by_passes = kind is not None and kind.has_own_tree
+            self.budgets[name] = Budget(self.times, self.pass_cost if by_passes else None)
         budget = self.budgets[name]
         budget.begin(expected, is_cut)
         return budget

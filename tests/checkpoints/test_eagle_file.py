@@ -8,7 +8,8 @@ from support import eagle_files
 from support.families import VOCABULARY, tiny
 from torch.nn import functional as F
 
-from medusa_chat.checkpoints.eagle_file import eagle_in, read_eagle
+from medusa_chat.checkpoints.eagle_weights import read_eagle
+from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.errors import ModelError
 

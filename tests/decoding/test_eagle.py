@@ -6,7 +6,8 @@ from support import eagle_files
 from support.engines import PROMPT, decode, engine_of
 from support.families import CONTEXT, VOCABULARY, tiny
 
-from medusa_chat.checkpoints.eagle_file import eagle_in, read_eagle
+from medusa_chat.checkpoints.eagle_weights import read_eagle
+from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.decoding.budget import WHOLE, Allowance
 from medusa_chat.decoding.drafters.drafter import Features
@@ -137,7 +138,7 @@ def test_a_level_sees_its_own_path_alone(tmp_path):
     path = [deep]
     while parents[path[0]] > 0:
         path.insert(0, parents[path[0]])
-    states, tokens = model.fused(*rows), [9, 13, 7, 30, 8]
+    states, tokens, out = model.fused(*rows), [9, 13, 7, 30, 8], torch.empty(0)
     cache = model.cache(CONTEXT)
     for node in [0, *path]:
         if node:

@@ -127,9 +127,7 @@ class Eagle:
             start = end
         return out[-1:], scores[-1:]
 
-    def _level(
-        self, grown: "_Grown", frontier: Sequence[int], level: int
-    ) -> tuple[Tensor, Tensor]:
+    def _level(self, grown: "_Grown", frontier: Sequence[int], level: int) -> tuple[Tensor, Tensor]:
         """Read nodes of one level -> their outputs [f, w] and log probabilities [f, V_d]. Their
         keys and values stay behind the text's until the draft is made."""
         device, text = self.model.device, self._cache.length
@@ -141,12 +139,11 @@ class Eagle:
         mask[:, text:].masked_fill_(~torch.tensor(rows), -torch.inf)
         tokens = torch.tensor([grown.tokens[node] for node in frontier], device=device)
         places = torch.full((len(frontier),), text - 1 + level, device=device)
-        states = torch.stack([grown.states[node] for node in frontier])
+        states = torch.stack([grown.states[node - 1] for node in frontier])
         self._cache.length = text + before
-        try:
-            return self.model(states, tokens, places, mask.to(device), self._cache)
-        finally:
-            self._cache.length = text
+        out, scores = self.model(states, tokens, places, mask.to(device), self._cache)
+        self._cache.length = text
+        return out, scores
 
     def _best(self, scores: Tensor) -> tuple[list[list[int]], list[list[float]]]:
         """log probabilities [f, V_d] -> of each row the best tokens, in the backbone's ids, and
@@ -159,13 +156,13 @@ class Eagle:
 
 class _Grown:
     """A draft while it grows. tokens, parents, ranks, shares: of the nodes, the root first;
-    reached: of their whole paths; states: the output of a node's parent; read: nodes whose keys are
-    in the cache, in order; unread: nodes of the last level."""
+    reached: of their whole paths; states: of each after the root its parent's output; read: nodes
+    whose keys are in the cache, in order; unread: nodes of the last level."""
 
     def __init__(self, root: int) -> None:
         self.tokens, self.parents, self.ranks = [root], [-1], [-1]
         self.shares, self.reached = [torch.nan], [1.0]
-        self.states: list[Tensor | None] = [None]
+        self.states: list[Tensor] = []
         self.read: list[int] = []
         self.unread: list[int] = []
 

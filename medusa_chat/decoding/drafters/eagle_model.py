@@ -21,9 +21,9 @@ class EagleForm:
     """What an EAGLE drafter computes, beside the shapes of its weights.
 
     taps: places in transformers' `hidden_states` that it reads, 0 the embeddings; empty for the
-    state after the final norm (EAGLE-1), whose layer gets one sum of state and embedding instead of
-    both side by side. is_normed_first: the normed state is what the first layer adds to. feeds_norm:
-    the normed output is fed back (EAGLE-3.1).
+    state after the final norm (EAGLE-1), whose layer gets one sum of state and embedding in place
+    of both side by side. is_normed_first: the normed state is what the first layer adds to.
+    feeds_norm: the normed output is fed back (EAGLE-3.1).
     """
 
     taps: tuple[int, ...] = ()
@@ -80,8 +80,8 @@ class EagleModel(nn.Module):
         assert taps is not None
         read = taps.to(self.device, self.dtype)
         if len(self.norms) == 1:
-            return self.fc(self.norms[0](read.flatten(1)))
-        if self.norms:
+            read = self.norms[0](read.flatten(1))
+        elif self.norms:
             parts = zip(self.norms, read.unbind(1), strict=True)
             read = torch.stack([norm(part) for norm, part in parts], 1)
         out: Tensor = self.fc(read.flatten(1))
@@ -111,10 +111,10 @@ class EagleModel(nn.Module):
                 x = hidden = self.fc(torch.cat((embedded, hidden), -1))
             hidden = hidden + _attended(layer.self_attn, x, angles, four, cache, index)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        normed = hidden if self.norm is None else self.norm(hidden)
+        last = hidden if self.norm is None else self.norm(hidden)
         head = self._backbone[1] if self.head is None else self.head
-        logits = head(normed).float()
-        return normed if self.form.feeds_norm else hidden, logits.log_softmax(-1)
+        scores = head(last).float().log_softmax(-1)
+        return last if self.form.feeds_norm else hidden, scores
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """The rows of the table as they are, without a family's scale: [n] -> [n, d]."""
@@ -123,7 +123,8 @@ class EagleModel(nn.Module):
             rows = table.rows(tokens)
         else:  # a backbone may have padding beyond the drafter's table
             rows = F.embedding(tokens.clamp(max=len(table.weight) - 1), table.weight)
-        return rows.to(self.device, self.dtype)
+        embedded: Tensor = rows.to(self.device, self.dtype)
+        return embedded
 
 
 def _attended(
