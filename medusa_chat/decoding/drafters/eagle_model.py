@@ -112,13 +112,13 @@ class EagleModel(nn.Module):
             hidden = hidden + _attended(layer.self_attn, x, angles, four, cache, index)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         last = hidden if self.norm is None else self.norm(hidden)
-        head = self._backbone[1] if self.head is None else self.head
+        head: Any = self._backbone[1] if self.head is None else self.head
         scores = head(last).float().log_softmax(-1)
         return last if self.form.feeds_norm else hidden, scores
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """The rows of the table as they are, without a family's scale: [n] -> [n, d]."""
-        table = self._backbone[0] if self.table is None else self.table
+        table: Any = self._backbone[0] if self.table is None else self.table
         if hasattr(table, "rows"):
             rows = table.rows(tokens)
         else:  # a backbone may have padding beyond the drafter's table
