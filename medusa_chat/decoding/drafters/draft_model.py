@@ -68,6 +68,7 @@ class DraftModel:
         room = self._backbone.context - len(self._ids) - 1
         if room < 1:
             return Candidates(ROOT, [root], [torch.nan], 0.0)
+        self.crop(len(self._ids))  # of a draft that was not followed by text
         pending = len(self._ids) - self._backbone.cache.length
         self._read(len(self._ids) - FEW)
         behind = self._ids[self._backbone.cache.length :]
