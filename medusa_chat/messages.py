@@ -125,12 +125,13 @@ class LoadPhase:
 class DeviceMemory:
     """The memory that a model would be loaded into, in bytes. device: torch's name. free: available
     to the next model, after the current one is freed. precision: the one that this device computes
-    fastest, empty where unknown."""
+    fastest, empty where unknown. has_int8: whether our CUDA product multiplies int8 there."""
 
     device: str
     free: int
     total: int
     precision: str = ""
+    has_int8: bool = False
 
 
 # In these phases of a load the previous model still exists; then it is freed.

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.devices import choose_device, choose_precision, device_memory
+from medusa_chat.checkpoints.kernel_trial import multiplies_int8
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import this_cpu
 from medusa_chat.checkpoints.memory_needs import (
@@ -86,14 +87,24 @@ def plan_device(request: LoadRequest, checkpoint: Checkpoint, config: Any) -> De
     and DeviceError for options that cannot be met."""
     device = choose_device(request.device)
     context, rope = choose_context(request.max_context, config.get_text_config())
-    needs = MemoryNeeds(checkpoint, context, str(device), _free_bytes(device), this_cpu())
+    needs = MemoryNeeds(
+        checkpoint,
+        context,
+        str(device),
+        _free_bytes(device),
+        this_cpu(),
+        multiplies_int8(device),
+    )
     preferred, reason = choose_precision(request.precision, device)
     is_open = request.precision == "auto"
     if checkpoint.weights.stored:
         return _plan_file(request, needs, rope)
     chosen = needs.choose(preferred) if is_open else preferred
     if chosen is not None and needs.fits(chosen):
-        why = reason if chosen == preferred else f"precision {chosen}: the largest that fits here"
+        why = reason
+        if chosen != preferred:
+            said = needs.measured(chosen)
+            why = f"precision {chosen}: the best that fits here{said and f' ({said})'}"
         return DevicePlan(device, chosen, context, (why, *rope, *needs.remarks(chosen)), needs)
     if device.type == "cpu":
         raise OutOfMemoryError(needs.advice(preferred))
@@ -141,7 +152,8 @@ def _file_on_cpu(
 ) -> DevicePlan:
     """How a GGUF file larger than the card runs: by our C, as it is."""
     found = needs.found
-    on_cpu = replace(needs, device="cpu", free=_free_bytes(torch.device("cpu")))
+    free = _free_bytes(torch.device("cpu"))
+    on_cpu = replace(needs, device="cpu", free=free, has_int8=False)
     plan = _plan_file(replace(request, device="cpu"), on_cpu, rope)
     said = f"{found.source.name} ({found.weights.stored}, {gb(found.weights.bytes)})"
     why = f"{said} does not fit on {needs.device} {how}: it runs on the CPU"

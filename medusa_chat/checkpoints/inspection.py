@@ -1,7 +1,7 @@
 """Inspection: what a checkpoint is, what it needs and what is wrong with it; reads no weights."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,13 @@ from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
 from medusa_chat.checkpoints.layouts.source import MAX_JSON, LocalFolder, Source
 from medusa_chat.checkpoints.machine import PLAIN_CPU, Cpu
-from medusa_chat.checkpoints.memory_needs import Estimate, automatic_precision, estimates
+from medusa_chat.checkpoints.memory_needs import (
+    Estimate,
+    automatic_precision,
+    estimates,
+    has_int8,
+    measured,
+)
 from medusa_chat.checkpoints.model_sizes import LONGEST, sizes
 from medusa_chat.checkpoints.places import is_folder, is_gguf_file, is_here, open_here
 from medusa_chat.checkpoints.shipped_heads import shipped_heads
@@ -39,8 +45,9 @@ class Inspection:
     and a tree of `nodes`; empty where the backbone's config is not in reach. problems: what would
     stop a load, each with its remedy. stored: what the types of a GGUF file are called.
     usual_context: the default context of a load, in tokens. auto: the precision that a load takes
-    by itself on this machine, empty where that was not asked or none fits. drafter: what it is
-    where it is a drafter without a model."""
+    by itself on this machine, empty where that was not asked or none fits. measured: by precision
+    what was measured of it on such a device, in words. drafter: what it is, where it is a drafter
+    without a model."""
 
     name: str
     heads: HeadsFile | None
@@ -58,6 +65,7 @@ class Inspection:
     stored: str = ""
     usual_context: int = 0
     auto: str = ""
+    measured: Mapping[str, str] = field(default_factory=dict)
     drafter: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +101,7 @@ class Inspection:
         if self.backbone:
             yield "backbone", self._backbone()
         for precision, parts in self.memory.items():
-            yield precision, parts.words
+            yield precision, "; ".join(filter(None, (parts.words, self.measured.get(precision))))
         if self.auto:
             yield "auto", f"takes {self.auto} on this machine"
 
@@ -178,8 +186,7 @@ def inspect(
     is_local = isinstance(source, LocalFolder) and isinstance(place, LocalFolder)
     report = _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
     if machine is not None:
-        auto = automatic_precision(report.memory, machine, cpu, report.stored)
-        report = replace(report, auto=auto)
+        report = _with_choice(report, machine, cpu)
     if dry_load is None or report.problems:
         return report
     if not is_local:
@@ -189,6 +196,17 @@ def inspect(
     except ModelError as error:
         return _with(report, str(error))
     return report
+
+
+def _with_choice(report: Inspection, machine: DeviceMemory, cpu: Cpu) -> Inspection:
+    """The report with what a load takes by itself on this machine, and what was measured."""
+    is_ours = has_int8(machine, cpu)
+    said = {precision: measured(precision, machine.device, is_ours) for precision in report.memory}
+    return replace(
+        report,
+        auto=automatic_precision(report.memory, machine, cpu, report.stored),
+        measured={precision: words for precision, words in said.items() if words},
+    )
 
 
 def _own_backbone(name: str, found: Contents) -> str | None:

@@ -10,7 +10,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from medusa_chat import __version__, paths
-from medusa_chat.checkpoints.devices import describe_device
+from medusa_chat.checkpoints.devices import describe_device, device_memory
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import (
@@ -28,8 +30,9 @@ from medusa_chat.decoding.backends import (
     split_attention,
     stored_linear,
 )
-from medusa_chat.decoding.backends.kernels.cuda_programs import KEPT
+from medusa_chat.decoding.backends.kernels.cuda_programs import KEPT, LEAST_CAPABILITY
 from medusa_chat.decoding.backends.parity import agrees, share
+from medusa_chat.messages import DeviceMemory
 
 # bits and rows of each compiled product with quantised weights
 PRODUCTS = {
@@ -66,6 +69,30 @@ def chosen_kernels(device: torch.device) -> tuple[frozenset[str], str]:
     if capability in MEASURED:
         return MEASURED[capability], "by measurements on an H200"
     return UNMEASURED, "this kind of card was not measured: run medusa-chat doctor --gpu"
+
+
+def multiplies_int8(device: torch.device) -> bool:
+    """Whether a load would use our product of int8 weights on a device, by its kind and the kernels
+    chosen for it; the load itself still compares the product."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return False
+    chosen, _ = chosen_kernels(device)
+    return has_bindings() and any(PRODUCTS.get(name, (0,))[0] == 8 for name in chosen)
+
+
+def has_bindings() -> bool:
+    """Whether cuda-bindings are installed, for the CUDA that torch comes with: they compile our
+    CUDA C++."""
+    try:
+        version = metadata.version("cuda-bindings")
+    except metadata.PackageNotFoundError:
+        return False
+    return version.partition(".")[0] == (torch.version.cuda or "").partition(".")[0]
+
+
+def machine_memory(device: torch.device, held: int = 0, with_swap: bool = False) -> DeviceMemory:
+    """See device_memory: what a load would go by."""
+    return replace(device_memory(device, held, with_swap), has_int8=multiplies_int8(device))
 
 
 def keep_choice(device: torch.device, kernels: frozenset[str]) -> Path:

@@ -1,4 +1,8 @@
-"""The C library of decoding/backends/kernels: compiled on this machine, kept in the cache."""
+"""The C library of decoding/backends/kernels: compiled and tried on this machine, and kept.
+
+What is kept passed the trial (native_trial.py), without the instructions that gave wrong products:
+portable C does their work.
+"""
 
 import ctypes
 import hashlib
@@ -26,6 +30,14 @@ PLACE = "MEDUSA_CHAT_NATIVE"  # "0": torch's operators alone; "1" or none: the c
 REMEDY = "pip install ziglang, or install gcc or clang"  # where there is no compiler
 ZIG = "ziglang"  # a package of PyPI: Clang with a libc for every system
 ZIG_FOLDERS = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
+# How the library is compiled without the instructions that it has written by hand, by what it calls
+# them: without their macros there is other code for the same. The compiler goes on to use them.
+PORTABLE = {
+    "AVX-512": ["-U__AVX512BW__", "-U__AVX512VL__", "-U__AVX512BF16__"],
+    "AVX2": ["-U__AVX2__", "-U__AVX__", "-U__FMA__", "-U__F16C__"],
+    "AMX": ["-U__AMX_BF16__"],
+    **dict.fromkeys(("AVX-512 VNNI", "AVX-VNNI", "vpmaddubsw", "sdot"), ["-DPLAIN_DOT"]),
+}
 
 
 def advice() -> str:
@@ -71,14 +83,14 @@ def opened(command: Sequence[str]) -> ctypes.CDLL | None:
         file = folder / f"{_name(command)}{'.dll' if sys.platform == 'win32' else '.so'}"
         paths.drop_leftovers(folder, "tmp*.tmp", SECONDS)
         if not file.is_file():
-            _compile(command, file)
+            _build(command, file)
         return ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
         if isinstance(error, subprocess.TimeoutExpired):  # its own words are the whole command
             said = f"the compiler took longer than {SECONDS} seconds"
         line = str(said).strip().partition("\n")[0]
-        logging.getLogger(__name__).warning("the C library cannot be compiled: %s", line)
+        logging.getLogger(__name__).warning("the C library cannot be used: %s", line)
         return None
 
 
@@ -129,6 +141,29 @@ def _cpu() -> bytes:
         return b"\n".join(sorted({line for line in lines if line.startswith(kinds)}))
     except OSError:
         return f"{sys.platform} {platform.machine()} {platform.processor()}".encode()
+
+
+def _build(command: Sequence[str], file: Path) -> None:
+    """Compile the library until it passes its trial, each time without what was wrong. Raises
+    OSError where portable C is wrong, too."""
+    from medusa_chat.checkpoints import native_trial  # numpy, which only this needs
+
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    off: list[str] = []
+    with tempfile.TemporaryDirectory(dir=file.parent, suffix=".tmp") as folder:
+        made = Path(folder) / file.name
+        while True:
+            flags = [flag for name in off for flag in PORTABLE[name]]
+            told = [f"-DWITHOUT={', '.join(off)}"] if off else []
+            _compile([*command, *flags, *told], made)
+            wrong = native_trial.wrong_instructions(made)
+            if not wrong:
+                paths.replace(made, file)
+                return
+            fresh = [name for name in wrong if name in PORTABLE and name not in off]
+            if not fresh:
+                raise OSError(f"its products by {wrong[0]} are wrong")
+            off += fresh
 
 
 def _compile(command: Sequence[str], file: Path) -> None:

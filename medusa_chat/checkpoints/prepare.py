@@ -41,6 +41,9 @@ from medusa_chat.units import gb
 
 GRAPHS = "MEDUSA_CHAT_GRAPHS"  # "0": steps on a CUDA device run without CUDA graphs
 NATIVE_DISABLED = "native backend disabled: its output differs from PyTorch's"
+WRONG = (
+    "{} of this CPU gave wrong products when our C library was tried: portable C multiplies, slower"
+)
 UNPACKED = (
     "a GGUF file as it is needs our C library, which does not work here (the log says why): "
     "choose --precision bf16, which unpacks it in memory"
@@ -172,6 +175,8 @@ def _on_cpu(
         found = native_step.attach(backbone, heads, native, keep)
     if (size := quantised_bytes(model)) > 0:
         notes.append(_said_of_kept(keep, size))
+    if native is not None and native.without:
+        notes.append(WRONG.format(native.without))
     if found is None:
         why = NATIVE_DISABLED if library is not None else native_build.advice()
         return TorchStep(backbone), why if can_run else "", notes

@@ -178,9 +178,10 @@ def inspect(
     """Report a checkpoint's contents, memory needs and problems, without loading it."""
     prepare_process(data_dir=data_dir, offline=offline)
     checkpoint, backbone = named(checkpoint, backbone)
-    from medusa_chat.checkpoints.devices import choose_device, device_memory  # imports torch
+    from medusa_chat.checkpoints.devices import choose_device  # imports torch
+    from medusa_chat.checkpoints.kernel_trial import machine_memory
 
-    machine = device_memory(choose_device("auto"), with_swap=True)
+    machine = machine_memory(choose_device("auto"), with_swap=True)
     report = inspection.inspect(
         checkpoint,
         backbone,

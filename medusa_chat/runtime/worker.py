@@ -11,12 +11,8 @@ import transformers  # noqa: F401  # imported before the first load asks for it
 from torch import Tensor
 
 from medusa_chat.checkpoints import devices
-from medusa_chat.checkpoints.devices import (
-    choose_device,
-    device_memory,
-    refuse_out_of_memory,
-    release,
-)
+from medusa_chat.checkpoints.devices import choose_device, refuse_out_of_memory, release
+from medusa_chat.checkpoints.kernel_trial import machine_memory
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.events import Step
@@ -82,7 +78,7 @@ class Worker:
     def measure_memory(self, device: str) -> DeviceMemory:
         """The memory that the next model may take on a device. Raises DeviceError."""
         held = self.loaded.info.memory_bytes if self.loaded else 0
-        return device_memory(choose_device(device), held)
+        return machine_memory(choose_device(device), held)
 
     def _replace(self, model: LoadedModel | None) -> None:
         before, self.loaded = self.loaded, model

@@ -10,10 +10,8 @@ import torch
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.checkpoints.layouts.gguf_header import KEPT, TYPES
-from medusa_chat.decoding.backends import native_weights
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_weights import (
-    HALVES,
     PACKED,
     NativeLinear,
     StoredRows,
@@ -141,20 +139,3 @@ def test_a_number_that_is_none_stays_none(bad, cpu, request):
     x[1, 300] = bad
     found = NativeLinear(linear_of(rows.values().bfloat16()), threads, rows)(x)
     assert found[0].isfinite().all() and not found[1].isfinite().any()
-
-
-@pytest.mark.parametrize("kind", [3, 8, 14])
-def test_weights_that_c_multiplies_wrongly_are_unpacked(kind, library, monkeypatch, caplog):
-    """A planted fault: the last bit of every byte is another."""
-    rows = stored(kind)
-    linear, threads = linear_of(rows.values().bfloat16()), NativeLibrary(library, 1)
-
-    def faulty(*what):
-        weights, panels = pack_rows(*what)
-        panels ^= 1
-        return weights, panels
-
-    monkeypatch.setattr(native_weights, "pack_rows", faulty)
-    ours, x = NativeLinear(linear, threads, rows), torch.randn(3, INS)
-    assert ours.weights.kind == HALVES and "unpacked to bf16" in caplog.text
-    assert torch.equal(ours(x), NativeLinear(linear, threads)(x))

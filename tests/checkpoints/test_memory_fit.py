@@ -16,13 +16,20 @@ from support.inspected import VICUNA
 from support.loading import answer, loaded
 from support.native_engines import lay_out
 
-from medusa_chat.checkpoints import device_plan, memory_needs, weights
+from medusa_chat.checkpoints import device_plan, kernel_trial, weights
 from medusa_chat.checkpoints.device_plan import choose_context, split_layers
 from medusa_chat.checkpoints.devices import device_memory, held_bytes, refuse_out_of_memory
 from medusa_chat.checkpoints.layouts.contents import backbone_of
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
-from medusa_chat.checkpoints.memory_needs import SHARE, Cpu, MemoryNeeds, smaller_precisions
+from medusa_chat.checkpoints.memory_needs import (
+    SHARE,
+    Cpu,
+    MemoryNeeds,
+    automatic_precision,
+    measured,
+    smaller_precisions,
+)
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.cli.main import main
 from medusa_chat.decoding.backbone import Backbone
@@ -35,7 +42,7 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import OutOfMemoryError
-from medusa_chat.messages import LoadRequest
+from medusa_chat.messages import DeviceMemory, LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.session import Session
@@ -120,11 +127,54 @@ def vicuna(free: int | None) -> MemoryNeeds:
 
 
 @pytest.mark.parametrize(
-    ("free", "chosen"),
-    [(24 * GB, "bf16"), (11 * GB, "nf4"), (7 * GB, "nf4"), (4 * GB, None), (None, "bf16")],
+    ("free", "with_product", "without"),
+    [
+        *((24 * GB, "bf16", "bf16"), (11 * GB, "int8", "nf4"), (7 * GB, "nf4", "nf4")),
+        *((4 * GB, None, None), (None, "bf16", "bf16")),
+    ],
 )
-def test_auto_takes_the_largest_precision_that_fits(free, chosen):
-    assert vicuna(free).choose("bf16") == chosen
+def test_auto_takes_16_bits_then_int8_where_our_product_is_then_nf4(free, with_product, without):
+    assert replace(vicuna(free), has_int8=True).choose("bf16") == with_product
+    assert vicuna(free).choose("bf16") == without
+    machine = DeviceMemory("cuda:0", free or 0, 80 * GB, "bf16", has_int8=True)
+    memory = {p: vicuna(None).at(p) for p in ("bf16", "int8", "nf4")}
+    if free is not None:
+        assert automatic_precision(memory, machine, Cpu()) == (with_product or "")
+        bare = replace(machine, has_int8=False)
+        assert automatic_precision(memory, bare, Cpu()) == (without or "")
+
+
+def test_a_longer_context_may_take_a_smaller_precision():
+    needs = replace(vicuna(20 * GB), has_int8=True)
+    assert needs.choose("bf16") == "bf16"
+    assert replace(needs, context=4096 * 3).choose("bf16") == "int8"
+
+
+def test_what_was_measured_is_said_of_that_kind_of_device_alone():
+    assert "on an H200" in measured("int8", "cuda:1", has_int8=True)
+    assert measured("int8", "cuda:1", has_int8=False) == "", "another product"
+    assert "KL 0.0112" in measured("nf4", "cuda", has_int8=False)
+    assert "KL 0.0074" in measured("nf4", "cpu", has_int8=True)
+    for precision, device in (("bf16", "cuda"), ("nf4", "mps"), ("Q4_K_M", "cpu")):
+        assert measured(precision, device, has_int8=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels", "bindings", "found"),
+    [
+        *(((8, 9), ["product-8-bit-8-rows"], "13.5.0", True), ((7, 5), [], "13.5.0", False)),
+        *(((9, 0), ["product-8-bit-8-rows"], "12.9.1", False), ((8, 6), [], "13.5.0", False)),
+    ],
+)
+def test_our_product_of_int8_needs_a_card_its_bindings_and_its_choice(
+    capability, kernels, bindings, found, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(kernel_trial.metadata, "version", lambda name: bindings)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(kernel_trial, "chosen_kernels", lambda device: (frozenset(kernels), ""))
+    assert kernel_trial.multiplies_int8(torch.device("cuda:0")) == found
+    assert not kernel_trial.multiplies_int8(torch.device("cpu"))
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
@@ -182,11 +232,9 @@ def test_a_bf16_model_in_fp32_needs_its_bf16_and_a_layer():
     assert not replace(needs, cpu=Cpu()).widens("fp32")
 
 
-def test_int8_is_nobodys_fallback_and_says_its_price_on_a_gpu(monkeypatch):
+def test_int8_is_no_fallback_on_a_card_without_our_product_and_says_its_price():
     assert all("int8" not in smaller_precisions(p) for p in ("fp32", "bf16", "fp16", "int8", "nf4"))
-    monkeypatch.setattr(memory_needs, "find_spec", lambda name: object())
-    assert vicuna(24 * GB).remarks("int8") == ()  # our kernel multiplies it
-    monkeypatch.setattr(memory_needs, "find_spec", lambda name: None)
+    assert replace(vicuna(24 * GB), has_int8=True).remarks("int8") == ()
     assert "slower" in vicuna(24 * GB).remarks("int8")[0]
     assert vicuna(24 * GB).remarks("nf4") == ()
     assert replace(vicuna(None), device="cpu").remarks("int8") == ()

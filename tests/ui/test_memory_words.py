@@ -41,6 +41,8 @@ def test_every_place_tells_the_same_of_one_model(folder, capsys):
     entry = Entry(str(folder), detail=look_up(CheckpointKey(str(folder)), False, target))
     row = row_view("here", entry, LoadChoices(), Machine(memory, target))
     assert row["takes"] == f"auto takes {info.precision}, {info.memory}"
+    asked = row_view("here", entry, LoadChoices(precision="nf4"), Machine(memory, target))
+    assert asked["takes"] == f"nf4, {said['nf4']}" and "; measured: " in said["nf4"]
     (chosen,) = (cell for cell in row["memory"] if cell["chosen"])
     assert info.memory.startswith(f"{chosen['size']}: ")
 

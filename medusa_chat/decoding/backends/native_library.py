@@ -4,6 +4,7 @@ from ctypes import (
     CDLL,
     POINTER,
     Structure,
+    c_char_p,
     c_float,
     c_int,
     c_int64,
@@ -127,6 +128,7 @@ class HeadGuesses(Structure):
 
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, then its arguments'
+    "without": (c_char_p,),
     "run": (c_int64, POINTER(Pass)),
     "packed_size": (c_int64, c_int64, c_int64, c_int64),
     "pack": (None, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
@@ -144,13 +146,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # of a function its result's type, t
 
 class NativeLibrary:
     """The C library's functions. c: the functions; threads: how many share the work of a call;
-    panel_width: the outputs of one panel of packed weights on this CPU; right: the (types, inputs)
-    of packed weights whose product was compared with torch's and agreed."""
+    panel_width: the outputs of one panel of packed weights on this CPU; without: the instructions
+    of this CPU that gave wrong products, so that portable C does their work; empty for none."""
 
     def __init__(self, c: CDLL, threads: int) -> None:
         self.c, self.threads = c, threads
         self.panel_width = int(c.panel())
-        self.right: set[tuple[int, int]] = set()
         for name, (result, *arguments) in SIGNATURES.items():
             function = getattr(c, name)
             function.argtypes, function.restype = arguments, result
+        self.without = c.without().decode()

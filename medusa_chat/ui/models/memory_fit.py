@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from medusa_chat.checkpoints.inspection import NODES, PRECISIONS, Inspection
-from medusa_chat.checkpoints.memory_needs import Estimate, automatic_precision, estimate
+from medusa_chat.checkpoints.memory_needs import (
+    Estimate,
+    automatic_precision,
+    estimate,
+    has_int8,
+    measured,
+)
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.hub import gb
 from medusa_chat.hub.catalog import ModelPreset, shape
@@ -75,12 +81,15 @@ def precision_taken(
     return automatic_precision(needed, machine.memory, machine.target.cpu, stored)
 
 
-def taken_line(needed: Mapping[str, Estimate], taken: str, asked: str) -> str:
-    """What a load takes, in words; empty while that is unknown."""
+def taken_line(needed: Mapping[str, Estimate], taken: str, asked: str, machine: Machine) -> str:
+    """What a load takes, in words, and what was measured of its precision; empty while that is
+    unknown."""
     if taken not in needed:
         return ""
-    name = f"auto takes {taken}" if asked == "auto" else taken
-    return f"{name}, {needed[taken].words}"
+    name, known = f"auto takes {taken}" if asked == "auto" else taken, machine.memory
+    is_ours = known is not None and has_int8(known, machine.target.cpu)
+    said = measured(taken, machine.target.device, is_ours)
+    return "; ".join(filter(None, (f"{name}, {needed[taken].words}", said)))
 
 
 def longest_context(report: Inspection | None, preset: ModelPreset | None) -> int | None:

@@ -40,7 +40,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
         "download": _download(entry, choices, machine),
         "is_here": entry.is_here,
         "memory": memory,
-        "takes": taken_line(needed, taken, choices.precision),
+        "takes": taken_line(needed, taken, choices.precision, machine),
         "warning": warning(memory, choices.precision),
         "problem": _problem(group, entry),
         "is_refused": _is_refused(entry),

@@ -10,14 +10,20 @@
 #if !defined(PLAIN_DOT) && HAS_ZMM && defined(__AVX512VNNI__)
 #define DOT_INSTRUCTION "vpdpbusd %2, %1, %0"
 #define VECTOR_REGISTER "v"
+#define DOT_BY "AVX-512 VNNI"
 #elif !defined(PLAIN_DOT) && WIDTH == LANES && defined(__AVXVNNI__)
 #define DOT_INSTRUCTION "%{vex%} vpdpbusd %2, %1, %0"
 #define VECTOR_REGISTER "x"
+#define DOT_BY "AVX-VNNI"
 #elif !defined(PLAIN_DOT) && defined(__AVX2__) && (HAS_ZMM || WIDTH == LANES)
 #define PAIRED_DOT 1
+#define DOT_BY "vpmaddubsw"
 #elif !defined(PLAIN_DOT) && defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #define NEON_DOT 1
+#define DOT_BY "sdot"
+#else
+#define DOT_BY PORTABLE
 #endif
 
 /* What is behind a number of 8 bits. */

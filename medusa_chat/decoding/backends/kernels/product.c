@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "counted.h"
+#include "dot.h"
 #include "half.h"
 #include "system.h"
 #include "team.h"
@@ -193,6 +194,20 @@ void share_all(const Product *all, int count, int part, int parts) {
 
 /* Outputs of a panel. */
 EXPORT int64_t panel(void) { return PANEL; }
+
+/* The instructions, written by hand here, that products take: 0 of vectors, 1 of tiles of bf16, 2 of
+   packed weights. */
+EXPORT const char *instructions(int64_t kind) {
+    return kind == 0 ? VECTORS_BY : kind == 2 ? DOT_BY : HAS_TILES ? "AMX" : PORTABLE;
+}
+
+/* Those that gave wrong products on this machine, so that this library does without. */
+#define SPELT(...) #__VA_ARGS__
+#define NAMED(...) SPELT(__VA_ARGS__)
+#ifndef WITHOUT
+#define WITHOUT
+#endif
+EXPORT const char *without(void) { return NAMED(WITHOUT); }
 
 static void multiply_part(const void *what, int part, int parts) { share(what, part, parts); }
 

@@ -79,6 +79,17 @@ INLINE vec fused(vec a, vec b, vec c) {
 #ifndef WIDTH
 #define WIDTH (HAS_ZMM ? 16 : LANES)
 #endif
+
+/* By what vectors are computed, for who has to do without it. */
+#define PORTABLE "portable C"
+#if HAS_ZMM
+#define VECTORS_BY "AVX-512"
+#elif defined(__AVX2__) && defined(__FMA__)
+#define VECTORS_BY "AVX2"
+#else
+#define VECTORS_BY PORTABLE
+#endif
+
 typedef float wide __attribute__((vector_size(4 * WIDTH)));
 typedef float loose_wide __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
