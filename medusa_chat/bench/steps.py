@@ -1,6 +1,7 @@
 """Studies of single steps, which need no real text: "steps" and "context"."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row, unmeasured
@@ -63,19 +64,21 @@ def _beyond(
 
 def bytes_read(engine: Engine) -> int:
     """Bytes of the weights that a plain step must read, each once, without the embedding table, of
-    which it reads one row."""
+    which it reads one row; a table that is the LM head too counts."""
     model = engine.backbone.model
-    embedding = model.get_input_embeddings().weight
-    head = getattr(
-        model.get_output_embeddings(), "weight", None
-    )  # None where our C holds it in its own layout
-    last = ((name.rpartition(".")[2], b) for name, b in model.named_buffers())
+    read = _storages(model)
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for place in _storages(table).keys() - _storages(head).keys():
+        del read[place]
+    return sum(read.values())
+
+
+def _storages(module: Any) -> dict[int, int]:
+    """Where the weights of a module lie, those in our own layout included -> bytes."""
+    last = ((name.rpartition(".")[2], b) for name, b in module.named_buffers())
     panels = (b for name, b in last if name.startswith(("panels", "part")))  # parts: on a GPU
-    read = [t.untyped_storage() for t in (*model.parameters(), *panels)]
-    storages = {storage.data_ptr(): storage for storage in read}
-    if head is None or embedding.data_ptr() != head.data_ptr():
-        storages.pop(embedding.untyped_storage().data_ptr(), None)
-    return sum(storage.nbytes() for storage in storages.values())
+    storages = [t.untyped_storage() for t in (*module.parameters(), *panels)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def contexts(context: BenchContext) -> Iterator[Row]:

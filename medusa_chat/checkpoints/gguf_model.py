@@ -33,8 +33,9 @@ def gguf_model(
     wide = _kept_wide(model, dtype)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     linears = {f"{name}.weight" for name, m in model.named_modules() if type(m) is nn.Linear}
-    if device.type != "cpu":  # on a GPU the table stays packed too
-        linears.add(f"{_name_of(model, embeddings)}.weight")
+    table = f"{_name_of(model, embeddings)}.weight"
+    if device.type != "cpu" or weights.stored_type(table) is not None:  # it stays packed, too
+        linears.add(table)
     for place in weights.shapes:
         is_wide = wide is not None and wide.search(place)
         if is_packed and not is_wide and place in linears and weights.is_matrix(place):

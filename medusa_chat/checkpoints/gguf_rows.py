@@ -1,12 +1,14 @@
 """FileRows: the matrices of a GGUF file as it stores them, for what our C code multiplies."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_chat.checkpoints.gguf_weights import GgufWeights
-from medusa_chat.checkpoints.layouts.gguf_header import KEPT
-from medusa_chat.decoding.backends.native_weights import StoredRows, WeightStorage
+from medusa_chat.checkpoints.gguf_weights import PIECE, GgufWeights
+from medusa_chat.checkpoints.layouts.gguf_header import EIGHT_BITS, KEPT
+from medusa_chat.decoding.backends.native_weights import StoredRows, UnreadRows, WeightStorage
 
 
 class FileRows(WeightStorage):
@@ -16,6 +18,7 @@ class FileRows(WeightStorage):
     def __init__(self, weights: GgufWeights) -> None:
         super().__init__()
         self._weights = weights
+        self._room = np.empty(PIECE * EIGHT_BITS // 32, np.uint8)  # new memory costs more
         self.bytes = sum(
             weights.bytes_of(name) for name in weights.places if self.is_in_blocks(name)
         )
@@ -24,20 +27,23 @@ class FileRows(WeightStorage):
         """Whether the matrix of this name is stored in quantised blocks."""
         return self._weights.stored_type(name) is not None
 
-    def __call__(self, name: str, weight: Tensor) -> StoredRows | Tensor:
+    def __call__(self, name: str, weight: Tensor) -> StoredRows | UnreadRows | Tensor:
         """The rows of the matrix of this name, of 8 bits where C does not know their type; in bf16
-        where the file has floats. weight [outs, ins]: empty. Raises ModelError."""
+        where the file has floats. weight [outs, ins]: empty. Raises ModelError, as does what reads
+        the rows."""
         return self.rows(name) if self.is_in_blocks(name) else self.floats(name)
 
-    def rows(self, name: str) -> StoredRows:
+    def rows(self, name: str) -> StoredRows | UnreadRows:
         """The rows of a matrix that is stored in blocks. Raises ModelError."""
-        kind, (_, ins) = self._weights.stored_type(name), self._weights.shapes[name]
+        kind, (outs, ins) = self._weights.stored_type(name), self._weights.shapes[name]
         assert kind is not None
         if kind not in KEPT:
             return StoredRows.of(self.floats(name))
-        rows = np.concatenate(list(self._weights.blocks(name)))
-        return StoredRows(kind, torch.from_numpy(rows), ins)
+        return UnreadRows(kind, outs, ins, lambda: self._pieces(name))
 
     def floats(self, name: str) -> Tensor:
         """A matrix in bf16. Raises ModelError."""
         return self._weights.floats(name, torch.bfloat16)
+
+    def _pieces(self, name: str) -> Iterator[Tensor]:
+        return map(torch.from_numpy, self._weights.blocks(name, self._room))

@@ -116,12 +116,13 @@ class GgufWeights:
         """What a tensor of transformers takes in the file."""
         return sum(self.header.tensors[name].bytes for name in self.places[place])
 
-    def blocks(self, place: str) -> Iterator[np.ndarray]:
+    def blocks(self, place: str, room: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """The rows of a matrix of which `stored_type` is known, as the file stores them, in the
-        order of transformers: uint8 [n, bytes of a row], some at a time. Raises ModelError."""
+        order of transformers: uint8 [n, bytes of a row], some at a time. room: bytes in which
+        a piece lies until the next one is asked for, where it fits there. Raises ModelError."""
         name = self.places[place][0]
         kind = self.header.tensors[name].type
-        for rows in self._rows(name):
+        for rows in self._rows(name, room=room):
             _refuse_endless(rows, kind, self._told(name))
             yield rows
 
@@ -172,10 +173,12 @@ class GgufWeights:
         parts = self.header.tensors[names[0]].shape[0] if is_paired or len(names) > 1 else 1
         yield from ((few, part, parts) for part in range(parts) for few in apart)
 
-    def _rows(self, name: str, part: int = 0, parts: int = 1) -> Iterator[np.ndarray]:
+    def _rows(
+        self, name: str, part: int = 0, parts: int = 1, room: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
         """The rows of a tensor of the file as they are stored, uint8 [rows, bytes of a row], or of
         one of so many equal parts; those of reordered queries and keys in the order of
-        transformers, for which they are read at once. Raises ModelError."""
+        transformers, for which they are read at once. room: see `blocks`. Raises ModelError."""
         tensor = self.header.tensors[name]
         whole = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
         wide, count = tensor.bytes // whole, whole // parts
@@ -187,8 +190,10 @@ class GgufWeights:
                 source.seek(tensor.start + part * count * wide)
                 for start in range(0, count, step):
                     rows = min(step, count - start)
-                    stored = np.empty((rows, wide), np.uint8)
-                    _fill(source, memoryview(stored).cast("B"))
+                    fits = room is not None and rows * wide <= len(room)
+                    flat = room[: rows * wide] if fits else np.empty(rows * wide, np.uint8)
+                    _fill(source, memoryview(flat))
+                    stored = flat.reshape(rows, wide)
                     yield _turned_back(stored, heads) if heads else stored
         except OSError as error:
             raise ModelError(

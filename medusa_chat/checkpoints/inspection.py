@@ -153,9 +153,7 @@ def inspect(
     on this disk and nothing is wrong by their headers. Raises ModelError only when the checkpoint
     itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
-    report = Inspection(
-        name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
-    )
+    report = _nothing_of(name, context)
     try:
         if (drafter := eagle_in(source)) is not None:
             return replace(report, drafter=drafter.words, notes=(f"it {drafter.use}",))
@@ -206,6 +204,12 @@ def _with_choice(report: Inspection, machine: DeviceMemory, cpu: Cpu) -> Inspect
         report,
         auto=automatic_precision(report.memory, machine, cpu, report.stored),
         measured={precision: words for precision, words in said.items() if words},
+    )
+
+
+def _nothing_of(name: str, context: int | None) -> Inspection:
+    return Inspection(
+        name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
     )
 
 

@@ -26,6 +26,7 @@ from medusa_chat.checkpoints.draft_model import (
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import read_heads
+from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
@@ -105,6 +106,7 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
         parts = _read(found, config, plan, keep)
         if isinstance(keep, Quantised):
             yield LoadPhase("quantise"), None
+        known = KnownChecks.of(found, plan.precision, plan.device, plan.context)
         backend, notes = prepare(
             parts.model,
             parts.heads,
@@ -113,10 +115,11 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
             calibration,
             is_spread=plan.device_map is not None,
             keep=keep,
+            known=known,
         )
         parts.notes += [*notes, *(cuda_remedy() if request.device == "auto" else [])]
         yield LoadPhase("check"), None
-        engine = _engine(found, plan, parts, backend)
+        engine = _engine(found, plan, parts, backend, known)
         if draft is not None:
             given = parts.model, parts.tokenizer, engine.backbone, parts.parameters, plan
             parts.draft = read_drafter(request, draft, *given)
@@ -177,10 +180,16 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: WeightStorage)
     return _ReadParts(model, heads, tokenizer, model.num_parameters(), notes)
 
 
-def _engine(found: Checkpoint, plan: DevicePlan, parts: _ReadParts, backend: StepBackend) -> Engine:
+def _engine(
+    found: Checkpoint,
+    plan: DevicePlan,
+    parts: _ReadParts,
+    backend: StepBackend,
+    known: KnownChecks,
+) -> Engine:
     """The engine, its steps checked (tree_check.py). Adds to parts.notes. Raises ModelError for a
     backbone that decodes a tree or a text otherwise."""
-    parts.notes += check_load(found, plan.precision, backend)
+    parts.notes += check_load(known, backend)
     engine = Engine(backend, parts.heads, end_tokens(parts.model, parts.tokenizer))
     engine.name, engine.precision = found.name, plan.precision
     return engine

@@ -158,8 +158,8 @@ def estimate_file(
     size = sizes(files.config)
     if device != "cpu":
         return _estimate_stored(files, size, heads, context, nodes, device)
-    table = 2 * size.vocabulary * size.hidden  # of embeddings, beside an LM head
-    table -= 0 if size.is_tied else files.table
+    is_twice = size.is_tied and not files.table  # floats lie as the table and as the LM head
+    table = 2 * size.vocabulary * size.hidden if is_twice else 0
     is_native = runs_in_c(size, "bf16", cpu)
     return Estimate(
         weights=files.packed + 2 * files.wide + table,

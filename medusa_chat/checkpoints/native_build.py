@@ -123,9 +123,11 @@ def _name(command: Sequence[str]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def sources_digest() -> str:
-    """A name for the C sources: another one where a byte of them differs."""
-    return hashlib.sha256(b"\0".join(_sources())).hexdigest()[:24]
+def identity() -> str:
+    """A name for the library: another one where its sources, its compiler, a flag or the CPU
+    differs; empty where there is none."""
+    found = library()
+    return "" if found is None else Path(found._name).stem
 
 
 def _sources() -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ from torch import nn
 from medusa_chat.checkpoints import devices, native_build
 from medusa_chat.checkpoints.gguf_rows import FileRows
 from medusa_chat.checkpoints.kernel_trial import try_kernels
+from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
-from medusa_chat.decoding.backends.native_layers import layer_packer
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding, layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeStep
 from medusa_chat.decoding.backends.native_weights import (
     UNCHANGED,
+    NativeLinear,
     Quantised,
     WeightStorage,
     convert_parameters,
@@ -66,22 +69,23 @@ def prepare(
     calibration: Calibration | None = None,
     is_spread: bool = False,
     keep: WeightStorage = UNCHANGED,
+    known: KnownChecks | None = None,
 ) -> tuple[StepBackend, Sequence[str]]:
     """What runs the steps of the model as a backbone, with submodules replaced by faster ones, and
     a sentence for each change. is_spread: it lies on several devices, and is left as it is. keep:
-    how its weights lie in memory where our C multiplies them. Raises ModelError where they are to
-    be rounded and our C cannot multiply them."""
+    how its weights lie in memory where our C multiplies them. known: what was compared before.
+    Raises ModelError where they are to be rounded and our C cannot multiply them."""
     can_run = device.type == "cpu" and not is_spread and native_step.can_run(model, keep)
     if keep.dtype is not None:
         convert_parameters(model, keep.dtype)
     if device.type != "cpu" and isinstance(keep, FileRows):
         store_linears(model, keep, device, model.dtype)
-    if heads is not None:
+    if heads is not None and device.type != "cpu":
         heads.read_roots(model.get_input_embeddings())
     if is_spread:
         return TorchStep(Backbone(model, context)), []  # accelerate's hooks stay
     if device.type == "cpu":
-        backend, why, notes = _on_cpu(model, heads, context, calibration, keep, can_run)
+        backend, why, notes = _on_cpu(model, heads, context, calibration, keep, can_run, known)
     else:
         backend, why, notes = _on_gpu(model, heads, device, context, calibration)
     notes.append(f"each step runs by {backend.name}{why and f': {why}'}")
@@ -143,6 +147,7 @@ def _on_cpu(
     calibration: Calibration | None,
     keep: WeightStorage,
     can_run: bool,
+    known: KnownChecks | None,
 ) -> tuple[StepBackend, str, list[str]]:
     """The same on a CPU. can_run: whether our C knows such a model."""
     is_file = isinstance(keep, FileRows)
@@ -160,8 +165,10 @@ def _on_cpu(
             raise ModelError(UNROUNDED)
         if is_file:
             raise ModelError(UNPACKED)
-    if is_file and native is not None:
-        native_step.pack_lm_head(model, native, keep)
+    if isinstance(keep, FileRows) and native is not None:
+        _pack_tables(model, native, keep)
+    if heads is not None:
+        heads.read_roots(model.get_input_embeddings())
     if keep.dtype is not None and pack_layer is None:
         convert_parameters(model, keep.dtype, with_linears=True)
     notes = replace_submodules(model, packs=pack_layer is None, pack_layer=pack_layer)
@@ -172,7 +179,8 @@ def _on_cpu(
     notes += [*_use_shortlist(backbone, heads, calibration), settled]
     found = None
     if pack_layer is not None and native is not None:
-        found = native_step.attach(backbone, heads, native, keep)
+        compare = agrees if known is None else known.agrees
+        found = native_step.attach(backbone, heads, native, keep, compare)
     if (size := quantised_bytes(model)) > 0:
         notes.append(_said_of_kept(keep, size))
     if native is not None and native.without:
@@ -183,6 +191,22 @@ def _on_cpu(
     if heads is None or heads.is_shared:  # no product is torch's: its threads would only spin
         torch.set_num_threads(1)
     return found, "", notes
+
+
+def _pack_tables(model: Any, native: NativeLibrary, keep: FileRows) -> None:
+    """Pack the LM head of a GGUF file, and its embedding where it is stored in blocks; a tied one
+    is in memory once."""
+    embedding = model.get_input_embeddings()
+    is_tied = model.get_output_embeddings().weight is embedding.weight
+    native_step.pack_lm_head(model, native, keep)
+    if not embedding.weight.is_meta:
+        return
+    table = model.get_output_embeddings()
+    if not is_tied:
+        place = next(name for name, module in model.named_modules() if module is embedding)
+        linear = SimpleNamespace(weight=embedding.weight, bias=None)
+        table = NativeLinear(linear, native, keep(f"{place}.weight", embedding.weight))
+    model.set_input_embeddings(PackedEmbedding(table, embedding))
 
 
 def _said_of_kept(keep: WeightStorage, size: int) -> str:

@@ -3,30 +3,22 @@
 The first comparison catches wrong masks and positions. Both sides are our code and round alike, so
 it is sharp in 16 bits too, where transformers' eager attention is itself far off (Qwen2's large key
 biases give scores in the hundreds, of which bf16 keeps eight bits). The second, against eager
-attention in fp32, catches a wrong scale, norm or rotation. Its result is cached under the model's
-files, precision and step backend, so each model pays for it once. Its reference uses the weights
+attention in fp32, catches a wrong scale, norm or rotation. Its result is cached (known_checks.py),
+so each model pays for it once. Its reference uses the weights
 that the loaded model holds, in 16, 8 or 4 bits, and widens one module at a time to fp32: a second
 copy of the whole model in fp32 would not fit in memory. Our linears round their input, and so does
 the reference.
 """
 
-import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat import __version__, paths
-from medusa_chat.checkpoints import kept_copies, native_build
-from medusa_chat.checkpoints.devices import describe_device
-from medusa_chat.checkpoints.layouts.lora import CONFIG
-from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.backends.native_step import NativeDecoder
@@ -50,12 +42,10 @@ TREE = Tree.from_choices([(0,), (1,), (0, 0), (0, 0, 0), (1, 0)])
 FP32_LIMIT = 1e-3
 HALF_LIMIT, HALF_LIMIT_FROM_FP32, BYTE_LIMIT_FROM_FP32 = 0.05, 0.1, 0.15
 WIDENED_AT_ONCE = 2**20  # numbers of a linear's weight, a few MB in fp32
-FOLDER = "checks"  # in the cache
-PACKAGES = ("torch", "transformers")
 LINEARS = (nn.Linear, NativeLinear, PackedLinear, Int8Linear, Nf4Linear)
 
 
-def check_load(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> list[str]:
+def check_load(known: KnownChecks, backend: StepBackend) -> list[str]:
     """The results of both checks, a sentence each. Tree steps are checked at every load, plain
     steps once for each model and device. Raises ModelError."""
     backbone = backend.backbone
@@ -71,12 +61,12 @@ def check_load(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> 
             *notes,
             "plain steps were not compared with eager attention: some layers are on disk",
         ]
-    file = _known_file(checkpoint, precision, backend)
-    known = _read_known(file)
-    if known is None:
-        known = check_plain_steps(backbone)
-        notes += filter(None, [_write_known(file, known)])
-    return [*notes, f"plain steps agree with eager attention in fp32 (logits within {known:.1g})"]
+    what = f"{type(backend).__name__} by {backbone.implementation} in {backbone.dtype}"
+    off_by = known.found(what)
+    if off_by is None:
+        off_by = check_plain_steps(backbone)
+        notes += filter(None, [known.keep(what, off_by)])
+    return [*notes, f"plain steps agree with eager attention in fp32 (logits within {off_by:.1g})"]
 
 
 @torch.no_grad()
@@ -225,10 +215,11 @@ def _widened(module: Any) -> Iterator[None]:
     """Let a module compute in fp32 with the weights that it holds."""
     forward, own = module.forward, module.__dict__.get("forward")  # accelerate's, where it has one
     is_linear = isinstance(module, LINEARS)
-    is_table = isinstance(module, nn.Embedding | PackedEmbedding)  # large: some rows are read
     if is_linear:
         module.forward = _Widened(module)
-    elif is_table:
+    elif isinstance(module, PackedEmbedding):
+        module.forward = lambda ids: module.rows(ids) * module.scale
+    elif isinstance(module, nn.Embedding):  # large: some rows are read
         module.forward = lambda *given, **named: forward(*given, **named).float()
     elif any(True for _ in module.parameters(recurse=False)):
 
@@ -322,40 +313,3 @@ def _nf4_weight_of_cpu_layout(packed: Tensor, state: Any) -> Tensor:
     numbers = torch.cat([bytes_of & 15, bytes_of >> 4], 1).view(-1, ins // 2, 32, 2)
     codes = state.code[numbers.transpose(1, 2).reshape(outs, ins).int()]
     return codes.float() * state.absmax.float().t().repeat_interleave(state.blocksize, 1)
-
-
-def _known_file(checkpoint: Checkpoint, precision: str, backend: StepBackend) -> Path:
-    """The file that caches this model's check; it may not exist."""
-    backbone = backend.backbone
-    files = [checkpoint.backbone / name for name in checkpoint.weights.files]
-    files += [] if checkpoint.weights.stored else [checkpoint.backbone / "config.json"]
-    if checkpoint.adapter is not None:
-        files += [checkpoint.adapter, checkpoint.adapter.with_name(CONFIG)]
-    facts = [
-        *(__version__, *map(metadata.version, PACKAGES)),
-        *(precision, str(backbone.dtype), describe_device(backbone.device)),
-        *(type(backend).__name__, backbone.implementation, backbone.context),
-        native_build.sources_digest(),
-    ]
-    return paths.cache_dir() / FOLDER / f"{kept_copies.digest(facts, files)}.json"
-
-
-def _read_known(file: Path) -> float | None:
-    """The cached difference; None where there is none."""
-    try:
-        value = json.loads(file.read_text("utf-8"))["difference"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return value if isinstance(value, float) and math.isfinite(value) else None
-
-
-def _write_known(file: Path, difference: float) -> str:
-    """Cache a difference; returns a sentence on why that failed, or an empty string."""
-    try:
-        paths.write_text(file, json.dumps({"difference": difference}))
-    except OSError as error:
-        return (
-            f"this model is checked again at each load: the result cannot be written to "
-            f"{file.parent} ({error.strerror})"
-        )
-    return ""

@@ -4,6 +4,8 @@ from dataclasses import replace
 from inspect import signature
 
 import pytest
+from support.gguf_models import tiny_model, write_gguf
+from support.loading import loaded
 
 from medusa_chat.bench import STUDIES, run, run_shape, table
 from medusa_chat.bench import steps as step_times
@@ -16,6 +18,7 @@ from medusa_chat.bench.steps import bytes_read
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.prepare import is_native
 from medusa_chat.checkpoints.tree_check import check_steps
+from medusa_chat.decoding.backends.native_layers import PackedEmbedding
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Fresh, LoadRequest
@@ -132,6 +135,16 @@ def test_a_plain_step_reads_every_weight_but_the_embedding():
     loaded = load_shape(TINY, CPU)
     whole = loaded.info.parameters * 4
     assert bytes_read(loaded.engine) == whole - TINY.vocabulary * TINY.hidden * 4
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_plain_step_reads_a_packed_table_only_where_it_is_the_lm_head(ties, library, tmp_path):
+    model = tiny_model(hidden_size=256, intermediate_size=256, tie_word_embeddings=ties)
+    made = loaded(write_gguf(tmp_path / "a.gguf", model, "Q4_0"), device="cpu", precision="auto")
+    assert isinstance(made.engine.backbone.model.get_input_embeddings(), PackedEmbedding)
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    matrices -= 0 if ties else model.get_input_embeddings().weight.numel()
+    assert bytes_read(made.engine) == pytest.approx(matrices * 18 / 32, rel=0.1)
 
 
 def test_a_shape_in_4_bits_is_multiplied_in_c(library):

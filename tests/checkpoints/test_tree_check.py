@@ -1,6 +1,7 @@
 """The two checks of a load: right models pass in every kind of weights, wrong steps do not."""
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from support.native_engines import lay_out, made_native
 from support.quantised import opened
 
 from medusa_chat import paths
-from medusa_chat.checkpoints import native_build, tree_check
+from medusa_chat.checkpoints import known_checks, native_build, tree_check
+from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.checkpoints.tree_check import (
     _weights,
     check_plain_steps,
@@ -22,6 +24,7 @@ from medusa_chat.checkpoints.tree_check import (
 )
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.replacements import PackedLinear, replace_submodules
 from medusa_chat.errors import ModelError
 
@@ -189,10 +192,11 @@ def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatc
     folder = write_checkpoint(tmp_path / "model")
     first = opened(folder, "fp32")[1].info.notes
     assert opened(folder, "fp32")[1].info.notes == first and len(calls) == 1
-    (kept,) = (paths.cache_dir() / tree_check.FOLDER).iterdir()
-    for damage in ("", "[]", "{}", json.dumps({"difference": "small"}), '{"difference": NaN}'):
+    (kept,) = (paths.cache_dir() / known_checks.FOLDER).iterdir()
+    (what, *_) = (name for name in json.loads(kept.read_text()) if name != known_checks.PASS)
+    for damage in ("", "[]", "{}", json.dumps({what: "small"}), json.dumps({what: math.nan})):
         kept.write_text(damage)
-        assert tree_check._read_known(kept) is None
+        assert KnownChecks(kept).found(what) is None
     opened(folder, "fp32")
     assert len(calls) == 2
     opened(folder, "bf16")
@@ -201,12 +205,29 @@ def test_plain_steps_are_compared_once_for_a_model_as_it_is(tmp_path, monkeypatc
     file.write_bytes(file.read_bytes())
     opened(folder, "fp32")
     assert len(calls) == 4
-    monkeypatch.setattr(native_build, "sources_digest", lambda: "other C sources")
+    monkeypatch.setattr(native_build, "identity", lambda: "another library")
     opened(folder, "fp32")
     assert len(calls) == 5
+
+
+def test_the_pass_in_c_is_compared_once_for_a_model_as_it_is(library, tmp_path, monkeypatch):
+    """And at each load for as long as it differs."""
+    calls, off_by = [], 1.0
+    measured = native_step._difference
+    monkeypatch.setattr(
+        native_step, "_difference", lambda *a: calls.append(measured(*a)) or calls[-1] + off_by
+    )
+    folder = write_checkpoint(tmp_path / "model")
+    for _ in range(2):
+        assert "native backend disabled" in opened(folder, "fp32")[1].info.notes[-3]
+    assert len(calls) == 2
+    off_by = 0.0
+    for _ in range(2):
+        assert "pass in C" in "; ".join(opened(folder, "fp32")[1].info.notes)
+    assert len(calls) == 3
 
 
 def test_a_check_that_cannot_be_kept_costs_only_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert "at each load" in tree_check._write_known(blocked / "checks" / "one.json", 0.01)
+    assert "at each load" in KnownChecks(blocked / "checks" / "one.json").keep("a check", 0.01)

@@ -16,6 +16,7 @@ from medusa_chat.decoding.backends.native_weights import (
     UNCHANGED,
     NativeLinear,
     StoredRows,
+    UnreadRows,
     WeightStorage,
 )
 from medusa_chat.decoding.backends.parity import agrees
@@ -82,13 +83,17 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
 
 def _parted(
-    linear: Any, stored: StoredRows | Tensor, sizes: list[int], library: NativeLibrary
+    linear: Any,
+    stored: StoredRows | UnreadRows | Tensor,
+    sizes: list[int],
+    library: NativeLibrary,
 ) -> list[NativeLinear]:
     """Native linears of so many outputs each, one behind the other, of a linear whose weight is
     stored so."""
     if len(sizes) == 1:
         return [NativeLinear(linear, library, stored)]
     made, start = [], 0
+    stored = stored.whole() if isinstance(stored, UnreadRows) else stored
     for size in sizes:
         places = torch.arange(start, start + size)
         rows = (
@@ -139,5 +144,7 @@ class PackedEmbedding(nn.Module):
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids int64 [...] -> the table's rows as they are, float32 [..., d]."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.table.outs:
+            raise IndexError("a token id is out of range")
         rows = self.table.rows(ids.flatten())
         return rows.view(*ids.shape, rows.shape[-1])

@@ -7,7 +7,7 @@ merged layers (fused_layers.py), which also runs whatever this one does not supp
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, byref, c_int64, pointer
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -410,16 +410,18 @@ def attach(
     heads: MedusaHeads | None,
     library: NativeLibrary,
     storage: WeightStorage = UNCHANGED,
+    compare: Callable[[str, Callable[[], float], float], bool] = agrees,
 ) -> NativeStep | None:
     """Replace the decoder of a backbone whose layers are packed, its LM head, and the products of
     its Medusa heads by the C library's -> its steps; None, with a warning, where the output differs
-    from PyTorch's. storage: how the LM head's weight is stored."""
+    from PyTorch's. storage: how the LM head's weight is stored. compare: parity.agrees, or what
+    knows its answer."""
     twin = backbone.decoder
     if not isinstance(twin, FusedDecoder):
         return None
     native = NativeDecoder(twin, list(backbone.cache.layers.layers), library)
     off_by = partial(_difference, backbone, twin, native)
-    if not agrees(DISABLED, off_by, TOLERANCES[backbone.dtype]):
+    if not compare(DISABLED, off_by, TOLERANCES[backbone.dtype]):
         backbone.decoder = twin
         return None
     backbone.decoder, backbone.lm_head.pads_rows = native, False

@@ -5,7 +5,7 @@ lie side by side: a panel (kernels/weights.h).
 """
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ctypes import byref
 from dataclasses import dataclass
@@ -68,6 +68,14 @@ class StoredRows:
         """The rows at `places` int64 [n] alone, or a slice of them."""
         return StoredRows(self.type, self.data[places], self.ins)
 
+    def pieces(self) -> Iterator["StoredRows"]:
+        """All rows, as UnreadRows has them some at a time."""
+        yield self
+
+    def whole(self) -> "StoredRows":
+        """All rows."""
+        return self
+
     @classmethod
     def of(cls, weight: Tensor, bits: int = 8) -> "StoredRows":
         """Rows near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits (Q8_0), or of 4 with
@@ -75,6 +83,25 @@ class StoredRows:
         round_part = _nearest_bytes if bits == 8 else _nearest_nibbles
         parts = [round_part(part.float().unflatten(1, (-1, INPUTS))) for part in weight.split(ROWS)]
         return cls(Q8_0 if bits == 8 else Q4_1, torch.cat(parts), weight.shape[1])
+
+
+@dataclass(frozen=True)
+class UnreadRows:
+    """A quantised weight [outs, ins] that is read only as it is packed. type: see StoredRows; read:
+    its rows, some at a time, uint8 [n, bytes of a row], each valid until the next is asked for."""
+
+    type: int
+    outs: int
+    ins: int
+    read: Callable[[], Iterator[Tensor]]
+
+    def pieces(self) -> Iterator[StoredRows]:
+        """Its rows, some at a time, each valid until the next is asked for."""
+        return (StoredRows(self.type, data, self.ins) for data in self.read())
+
+    def whole(self) -> StoredRows:
+        """All rows at once."""
+        return StoredRows(self.type, torch.cat([data.clone() for data in self.read()]), self.ins)
 
 
 def rounded_inputs(x: Tensor) -> Tensor:
@@ -122,7 +149,7 @@ class WeightStorage:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
-    def __call__(self, name: str, weight: Tensor) -> StoredRows | Tensor:
+    def __call__(self, name: str, weight: Tensor) -> StoredRows | UnreadRows | Tensor:
         """What is multiplied in place of a weight [outs, ins], that of the tensor of this name:
         stored rows, or numbers of fp32 or bf16."""
         return weight if self.dtype is None else weight.to(self.dtype)
@@ -221,7 +248,10 @@ class NativeLinear(nn.Module):
     reference to the linear that it replaces."""
 
     def __init__(
-        self, linear: Any, library: NativeLibrary, stored: StoredRows | Tensor | None = None
+        self,
+        linear: Any,
+        library: NativeLibrary,
+        stored: StoredRows | UnreadRows | Tensor | None = None,
     ) -> None:
         """stored: what is multiplied in place of the linear's weight; None: that."""
         super().__init__()
@@ -230,12 +260,12 @@ class NativeLinear(nn.Module):
         self._library = library
         self.panels: Tensor
         self.register_buffer("panels", None, persistent=False)
-        if isinstance(stored, StoredRows):
-            packed = pack_rows([stored], self.outs, library)
+        if isinstance(stored, StoredRows | UnreadRows):
+            packed = pack_rows(stored.pieces(), self.outs, library)
             if packed is not None:
                 self.weights, self.panels = packed
                 return
-            stored = stored.values().bfloat16() if linear.weight.is_meta else None
+            stored = stored.whole().values().bfloat16() if linear.weight.is_meta else None
         whole = linear.weight if stored is None else stored
         self.weights, self.panels = pack_floats(whole, library.panel_width)
 
@@ -306,7 +336,7 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
             linear = SimpleNamespace(weight=module.weight.t(), bias=module.bias)
         if type(module) in (nn.Linear, Conv1D) and module is not head:
             rows = storage(f"{name}.weight", linear.weight.detach())
-            if isinstance(rows, StoredRows):
+            if isinstance(rows, StoredRows | UnreadRows):
                 quantised = NativeLinear(linear, library, rows)
                 quantised.weight = linear.weight.new_empty(0)  # some layers ask a linear its dtype
                 model.set_submodule(name, quantised)

@@ -211,8 +211,8 @@ def store_linears(
     model: Any, rows_of: Callable[[str, Tensor], Any], device: torch.device, dtype: torch.dtype
 ) -> None:
     """Replace every empty linear of a model by a StoredLinear on `device`, and its embedding where
-    that is empty. rows_of: (name of a weight, the empty weight) -> StoredRows
-    (native_weights.py) or a matrix of floats."""
+    that is empty. rows_of: (name of a weight, the empty weight) -> StoredRows or
+    UnreadRows (native_weights.py) or a matrix of floats."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head.weight is embedding.weight
     table = None
@@ -239,6 +239,7 @@ def _stored(found: Any, device: torch.device, dtype: torch.dtype) -> Stored:
     `dtype`."""
     if isinstance(found, Tensor):
         return found.to(device, dtype)
+    found = found.whole()
     if found.type not in KINDS:
         unpacked: Tensor = found.values().to(device, dtype)
         return unpacked
