@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support import eagle_files
 from support.checkpoints import byte_tokenizer, write_checkpoint
 from support.families import tiny
 from support.loading import answer, loaded
@@ -27,14 +28,26 @@ def backbone(tmp_path):
     return write_checkpoint(tmp_path / "model")
 
 
+def write_eagle(folder, **_):
+    tensors = eagle_files.eagle_3(32, 256, taps=1)
+    taps = {"eagle_aux_hidden_state_layer_ids": [1]}
+    return str(eagle_files.write(folder, tensors, eagle_files.config(**taps)))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_every_drafter_gives_plain_text(backbone, tmp_path, precision):
-    draft = write_draft(tmp_path / "draft", tokenizer=byte_tokenizer())
+@pytest.mark.parametrize(
+    ("write", "kind", "said"),
+    [(write_draft, kinds.DRAFT, " drafts, "), (write_eagle, kinds.EAGLE, " is an EAGLE-3 drafter")],
+)
+def test_every_drafter_gives_plain_text(backbone, tmp_path, precision, write, kind, said):
+    draft = write(tmp_path / "draft", tokenizer=byte_tokenizer())
     model = loaded(backbone, precision=precision, draft=draft)
-    assert model.info.draft == draft and any(f"{draft} drafts" in n for n in model.info.notes)
+    assert model.info.draft == draft and any(f"{draft}{said}" in n for n in model.info.notes)
+    own = [one.name for one in kinds.kinds_of(model.info.heads, model.info.beside)]
+    assert kind.name in own and len(own) == 3
     for temperature in (0.0, 0.9):
         plain = answer(model, drafter="none", temperature=temperature)[-1].token_ids
-        for name in kinds.NAMES:
+        for name in (kinds.AUTO, *own):
             for nodes in (None, 5):
                 given = {"drafter": name, "temperature": temperature, "nodes": nodes}
                 assert answer(model, **given)[-1].token_ids == plain, given
@@ -59,7 +72,7 @@ def test_auto_tries_each_drafter_and_stays_with_the_faster_one(backbone, tmp_pat
     assert model.kind_for_auto() is kinds.DRAFT
     settings, drafter = resolve(model, GenerationSettings())
     assert settings.drafter == "auto" and drafter.drafter is model.engine.follower
-    assert resolve(model, GenerationSettings(tree="chain-2"))[1].drafter is None
+    assert resolve(model, GenerationSettings(tree="chain-3"))[1].drafter is None
 
 
 def test_without_heads_auto_is_the_draft_model_or_the_text(tmp_path):
