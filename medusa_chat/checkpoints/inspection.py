@@ -7,7 +7,7 @@ from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
-from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
+from medusa_chat.checkpoints.layouts.eagle_file import USE, eagle_in
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
@@ -156,7 +156,7 @@ def inspect(
     report = _nothing_of(name, context)
     try:
         if (drafter := eagle_in(source)) is not None:
-            return replace(report, drafter=drafter.words, notes=(f"it {drafter.use}",))
+            return replace(report, drafter=drafter.words, notes=(f"it {USE}",))
         found = survey(source)
     except ModelError as error:
         return replace(report, problems=(str(error),))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_chat.checkpoints.layouts.contents import REPO, Contents, backbone_of, place_in, survey
-from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
 from medusa_chat.checkpoints.layouts.folders import MODEL, BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.places import (
@@ -93,9 +92,6 @@ class SurveyedFolder:
     @classmethod
     def of(cls, request: LoadRequest, place: Path) -> "SurveyedFolder":
         """Survey the checkpoint that a request names. Raises ModelError, with what to do."""
-        eagle = eagle_in(opened(place))
-        if eagle is not None:
-            raise ModelError(f"{request.checkpoint} {eagle.use}")
         contents = survey(opened(place))
         preset = model_preset(request.checkpoint)
         base = _base(preset, contents)

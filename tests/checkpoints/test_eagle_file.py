@@ -9,9 +9,12 @@ from support.families import VOCABULARY, tiny
 from torch.nn import functional as F
 
 from medusa_chat.checkpoints.eagle_weights import read_eagle
+from medusa_chat.checkpoints.inspection import inspect
 from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
 from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
 
 CPU = torch.device("cpu")
 HIDDEN, LAYERS = 32, 8
@@ -227,6 +230,15 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, extra, changes, said):
     with pytest.raises(ModelError) as refused:
         model_of(folder)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_as_a_model_it_is_refused_with_what_to_do(tmp_path):
+    tensors, settings = eagle_files.eagle_3(HIDDEN, VOCABULARY), eagle_files.config(vocab_size=48)
+    folder = str(eagle_files.write(tmp_path / "a", tensors, settings))
+    with pytest.raises(ModelError, match="is an EAGLE drafter, not a model: load the model"):
+        Checkpoint.find(LoadRequest(folder))
+    report = list(inspect(folder).lines())
+    assert "  drafter   EAGLE-3, 1 layer of width 48, reads 96 numbers a token" in report[1]
 
 
 def test_a_model_is_no_drafter(tmp_path):

@@ -6,7 +6,7 @@ Each tool has its own names. They are mapped to those of speculators: `fc`, `lay
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ GGUF = {
     "ffn_down": "mlp.down_proj",
 }
 ARCHITECTURE = "eagle3"
+USE = (
+    "is an EAGLE drafter, not a model: load the model that it was trained on, with this as --draft"
+)
 UNKNOWN_PARTS = {  # tensors of drafters that are not read -> what they are
     "mask_hidden": "P-EAGLE",
     "embedding_layernorm.weight": "HASS",
@@ -93,14 +96,6 @@ class EagleFile:
         return f"{self.label}, {layers}, {reads} of its backbone{tokens} ({gb(self.bytes)})"
 
     @property
-    def use(self) -> str:
-        """How it is used, where it was named as a model."""
-        return (
-            f"is an {self.label} drafter, not a model: load the model that it was trained on, with "
-            "this as --draft"
-        )
-
-    @property
     def layers(self) -> int:
         return 1 + max(int(n.split(".")[1]) for n in self.names if n.startswith("layers."))
 
@@ -142,6 +137,12 @@ def _numbers(values: object) -> tuple[int, ...]:
     return tuple(values)
 
 
+def is_eagle(names: Iterable[str]) -> bool:
+    """Whether a file with these tensors holds an EAGLE drafter."""
+    known = {_canonical(name) for name in names}
+    return "fc.weight" in known and any(name.startswith("layers.0.") for name in known)
+
+
 def eagle_in(source: Source) -> EagleFile | None:
     """The EAGLE drafter of a folder or a GGUF file, None where it holds none. Raises ModelError for
     one that is not known."""
@@ -153,7 +154,7 @@ def eagle_in(source: Source) -> EagleFile | None:
     if file is None or "config.json" not in files:
         return None
     names = {_canonical(name): name for name in read_header(source, file)}
-    if "fc.weight" not in names or not any(n.startswith("layers.0.") for n in names):
+    if not is_eagle(names):
         return None
     where = _path(source, file)
     known = _refused(names, where)
