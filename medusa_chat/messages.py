@@ -1,7 +1,7 @@
 """The values that front ends and the model exchange: plain, typed and picklable."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
@@ -80,7 +80,8 @@ class ModelInfo:
 
     tree, nodes, tree_reason: what `--tree auto` means here and why. notes: what was chosen at
     load (attention, packed linears) and every fallback, a sentence each. tree_facts: what tree and
-    nodes follow from; None without heads.
+    nodes follow from; None without heads. sampling: the defaults of its own generation config, by
+    the names of GenerationSettings; empty where it names none.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ModelInfo:
     backbone: str = ""
     draft: str = ""
     beside: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """FileRows: the matrices of a GGUF file as it stores them, for what our C code multiplies."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -8,16 +8,22 @@ from torch import Tensor
 
 from medusa_chat.checkpoints.gguf_weights import PIECE, GgufWeights
 from medusa_chat.checkpoints.layouts.gguf_header import EIGHT_BITS, KEPT
+from medusa_chat.decoding.backends.native_library import Weights
 from medusa_chat.decoding.backends.native_weights import StoredRows, UnreadRows, WeightStorage
 
 
 class FileRows(WeightStorage):
     """The matrices of a GGUF file as it stores them, read when they are asked for. bytes: of those
-    in blocks, as the file has them."""
+    in blocks, as the file has them. take: of the matrix of a name, what was packed of it before, as
+    pack_rows gives it, or None."""
 
-    def __init__(self, weights: GgufWeights) -> None:
+    def __init__(
+        self,
+        weights: GgufWeights,
+        take: Callable[[str], tuple[Weights, Tensor] | None] = lambda name: None,
+    ) -> None:
         super().__init__()
-        self._weights = weights
+        self._weights, self._take = weights, take
         self._room = np.empty(PIECE * EIGHT_BITS // 32, np.uint8)  # new memory costs more
         self.bytes = sum(
             weights.bytes_of(name) for name in weights.places if self.is_in_blocks(name)
@@ -39,7 +45,7 @@ class FileRows(WeightStorage):
         assert kind is not None
         if kind not in KEPT:
             return StoredRows.of(self.floats(name))
-        return UnreadRows(kind, outs, ins, lambda: self._pieces(name))
+        return UnreadRows(kind, outs, ins, lambda: self._pieces(name), lambda: self._take(name))
 
     def floats(self, name: str) -> Tensor:
         """A matrix in bf16. Raises ModelError."""

@@ -17,9 +17,10 @@ from medusa_chat.checkpoints.layouts.gguf_config import end_tokens
 from medusa_chat.checkpoints.layouts.gguf_header import GgufHeader, read_gguf
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.sampling_defaults import gguf_sampling
 from medusa_chat.errors import ModelError
 
-FORMAT = 1
+FORMAT = 2
 MOST = 64 << 20  # bytes of such a folder, at most
 SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 
@@ -73,6 +74,7 @@ def write_settings(found: Checkpoint, folder: Path) -> None:
 def _write_config(folder: Path, header: GgufHeader, config: Mapping[str, Any]) -> None:
     generation = {key: config[key] for key in ("bos_token_id", "pad_token_id")}
     generation["eos_token_id"] = end_tokens(header)
+    generation |= gguf_sampling(header.metadata)
     if SUPPRESSED in header.metadata:  # of Gemma 4's 12B; a note at the load names it
         generation["suppress_tokens"] = header.metadata[SUPPRESSED]
     whole = {**config, "dtype": "bfloat16"}

@@ -30,7 +30,9 @@ from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
+from medusa_chat.checkpoints.packing import Packing
 from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.sampling_defaults import sampling_defaults
 from medusa_chat.checkpoints.shipped_heads import are_shipped
 from medusa_chat.checkpoints.step_prior import step_prior
 from medusa_chat.checkpoints.tokenizer import add_known_template, left_out, read_tokenizer
@@ -80,8 +82,11 @@ class _ReadParts:
         return len(self.heads) if self.heads is not None else 0
 
 
-def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
-    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model.
+def load(
+    request: LoadRequest, packing: Packing | None = None
+) -> Generator[tuple[LoadPhase, LoadedModel | None], None, None]:
+    """Load phase by phase (messages.LoadPhase); the last is "ready" with the model. packing: what
+    was packed of it before; the caller stops it.
 
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
@@ -99,7 +104,7 @@ def load(request: LoadRequest) -> Generator[tuple[LoadPhase, LoadedModel | None]
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
-        keep = keep_of(found, plan)
+        keep = keep_of(found, plan, packing)
         is_made = plan.precision in QUANTISED and not isinstance(keep, Quantised)
         if is_made and not weights.is_kept(found, config, plan.precision, plan.device):
             yield LoadPhase("quantise"), None
@@ -215,6 +220,7 @@ def _loaded_model(
         plan.is_packed,
         engine.backend.tries,
     )
+    sampling, said = sampling_defaults(parts.model.generation_config)
     info = ModelInfo(
         name=found.name,
         backbone=found.base,
@@ -228,12 +234,13 @@ def _loaded_model(
         nodes=1,
         tree_reason="",
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes + (draft.bytes if draft else 0),
-        notes=(*parts.notes, *(draft.notes if draft else ())),
+        notes=(*parts.notes, *said, *(draft.notes if draft else ())),
         draft=draft.name if draft else "",
         beside=draft.drafter.kind.name if draft else "",
         estimated_bytes=estimate.held if estimate else 0,
         memory=estimate.words if estimate else "",
         tree_facts=tree_facts(heads, calibration),
+        sampling=sampling,
     )
     texts = TokenTexts(parts.tokenizer)
     loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, times)

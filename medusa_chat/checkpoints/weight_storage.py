@@ -14,6 +14,7 @@ from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.machine import this_cpu
 from medusa_chat.checkpoints.memory_needs import is_rounded
+from medusa_chat.checkpoints.packing import Packing
 from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised, WeightStorage
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,12 +44,16 @@ def read_dtype(found: Checkpoint, keep: WeightStorage) -> torch.dtype | None:
     return None if keep.dtype is None else file_dtype(found) or torch.bfloat16
 
 
-def keep_of(found: Checkpoint, plan: DevicePlan) -> WeightStorage:
+def keep_of(found: Checkpoint, plan: DevicePlan, packing: Packing | None = None) -> WeightStorage:
     """A GGUF file's own rows where it is used as it is, quantised for a quantised precision,
     widened in fp32 where the files are bf16; else unchanged, as where our C does not multiply.
-    Raises ModelError."""
+    packing: of a file, perhaps of this one. Raises ModelError."""
     if plan.is_packed:
-        return FileRows(GgufWeights.of(found))
+        weights = GgufWeights.of(found)
+        is_same = packing is not None and packing.weights.header is weights.header
+        if packing is not None and is_same and plan.device.type == "cpu":
+            return FileRows(weights, packing.take)
+        return FileRows(weights)
     rounded = rounding(plan.precision, plan.needs.device)
     if isinstance(rounded, Quantised):
         return rounded

@@ -39,7 +39,6 @@ from medusa_chat.errors import ModelError, first_line
 
 # what changes the text in transformers and not here -> the value that changes nothing
 NOT_APPLIED = {
-    "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "min_new_tokens": 0,
     "min_length": 0,
@@ -302,7 +301,8 @@ def read_generation_config(folder: Path, config: Any) -> Any:
     ModelError."""
     try:
         if (folder / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(folder, local_files_only=True)
+            with _silent():  # it warns of a temperature without do_sample
+                return GenerationConfig.from_pretrained(folder, local_files_only=True)
         return GenerationConfig.from_model_config(config)
     except Exception as error:  # transformers raises all kinds for broken files
         raise ModelError(

@@ -1,5 +1,6 @@
 """`medusa-chat chat`: a conversation in the terminal, for instance over ssh."""
 
+import re
 import sys
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typer import Option
 from medusa_chat.cli.generate import DecodingOptions, clean_text
 from medusa_chat.cli.options import value
 from medusa_chat.cli.terminal import answer, note, show_load
-from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.decoding.settings import GenerationSettings, sampling_words, with_defaults
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import Message
 from medusa_chat.runtime.requests import Reply
@@ -18,10 +19,12 @@ from medusa_chat.runtime.runner import InProcess
 
 END = "Ctrl-Z, Enter" if sys.platform == "win32" else "Ctrl-D"
 HELP = (
-    f"/new starts over, /undo removes the last turn, /regen answers again, /quit or {END} quits, "
-    "Ctrl-C stops an answer"
+    "/new starts over, /undo removes the last turn, /regen answers again, /defaults takes the "
+    f"model's own sampling, /help shows this, /quit or {END} quits, Ctrl-C stops an answer"
 )
 PROMPT = "> "
+COMMAND = re.compile(r"/[a-z]+")
+TEMPERATURE = 0.7  # of a model that names none
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class ChatOptions:
     """The system prompt, and a temperature with another default."""
 
     system: Annotated[str | None, value("TEXT", "System prompt of the conversation.")] = None
-    temperature: Annotated[float, Option(help="0 to 2; 0: greedy.")] = 0.7
+    temperature: Annotated[
+        float | None, Option(help="0 to 2; 0: greedy. Default: the model's, else 0.7.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -39,29 +44,54 @@ class Chat(ChatOptions, DecodingOptions):
     def run(self) -> None:
         """Check the options, load the model in this process, chat until the input ends."""
         request = self.load_request()
-        settings = self.settings()
-        system = clean_text(self.system, "--system") if self.system is not None else ""
-        start: list[Message] = [{"role": "system", "content": system}] if system else []
+        start = self._start()
         with closing(InProcess()) as runner:
-            show_load(runner.run(request), self.verbose)
+            model = show_load(runner.run(request), self.verbose)
+            defaults = {"temperature": TEMPERATURE, **(model.sampling if model else {})}
+            settings = self.settings(defaults)
             note(HELP)
             messages = list(start)
             while (line := _read_line()) is not None:
                 if line == "/quit":
                     return
-                if line == "/new":
-                    messages = list(start)
-                elif line == "/undo":
-                    messages = messages[:-2] if len(messages) > len(start) else messages
-                elif line == "/regen" and len(messages) > len(start):
-                    messages = (
-                        self._answer(runner, messages[:-2], messages[-2]["content"], settings)
-                        or messages
-                    )
-                elif line == "/regen":
-                    note("there is no answer to regenerate: write a message first")
-                elif line.strip():
-                    messages = self._answer(runner, messages, line, settings) or messages
+                if line == "/defaults":
+                    settings = with_defaults(settings, defaults)
+                    note(f"model's defaults: {sampling_words(defaults)}")
+                else:
+                    messages = self._obey(runner, messages, line, settings, start)
+
+    def _start(self) -> list[Message]:
+        """What every conversation begins with: the system prompt, or the preset's."""
+        if self.system is not None:
+            return [{"role": "system", "content": clean_text(self.system, "--system")}]
+        return self.chosen.before([]) if self.chosen else []
+
+    def _obey(
+        self,
+        runner: InProcess,
+        messages: list[Message],
+        line: str,
+        settings: GenerationSettings,
+        start: list[Message],
+    ) -> list[Message]:
+        """The conversation after a line: a command, or a message that is answered."""
+        match line.strip():
+            case "":
+                return messages
+            case "/new":
+                return list(start)
+            case "/undo":
+                return messages[:-2] if len(messages) > len(start) else messages
+            case "/regen" if len(messages) > len(start):
+                before, asked = messages[:-2], messages[-2]["content"]
+                return self._answer(runner, before, asked, settings) or messages
+            case "/regen":
+                note("there is no answer to regenerate: write a message first")
+                return messages
+            case command if COMMAND.fullmatch(command):
+                note(HELP if command == "/help" else f"there is no {command}: {HELP}")
+                return messages
+        return self._answer(runner, messages, line, settings) or messages
 
     def _answer(
         self, runner: InProcess, messages: list[Message], line: str, settings: GenerationSettings

@@ -2,16 +2,18 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from typer import Option
 
 from medusa_chat.cli.options import (
     DraftOptions,
-    TreeName,
     count,
     file_path,
     flag,
@@ -24,6 +26,7 @@ from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, Message, Prompt, without_broken_characters
+from medusa_chat.runtime.presets import Preset, find_preset
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
 
@@ -53,8 +56,11 @@ class PromptOptions:
 @dataclass(frozen=True)
 class DecodingOptions(DraftOptions):
     """Options of a command that generates: the fields of GenerationSettings, which checks them,
-    and --verbose."""
+    a preset under them, and --verbose."""
 
+    preset: Annotated[
+        str | None, value("NAME|FILE.toml", "Settings and system prompt; options go before it.")
+    ] = None
     drafter: Annotated[
         str | None,
         value(
@@ -63,32 +69,38 @@ class DecodingOptions(DraftOptions):
         ),
     ] = None
     acceptance: Annotated[
-        str,
+        str | None,
         value(
             "exact|typical|typical-sampled",
-            "Acceptance rule: exact is lossless, the typical ones are lossy.",
+            "Acceptance rule: exact (the default) is lossless, the typical ones are lossy.",
         ),
-    ] = "exact"
-    temperature: Annotated[float, Option(help="0 to 2; 0: greedy.")] = 0.0
-    top_p: Annotated[float, Option(help="0 to 1; 1: off.")] = 1.0
-    top_k: Annotated[int, Option(help="0: off.")] = 0
-    min_p: Annotated[float, Option(help="0 to 1, relative to the most probable token; 0: off.")] = (
-        0.0
-    )
+    ] = None
+    temperature: Annotated[float | None, Option(help="0 to 2; 0, the default: greedy.")] = None
+    top_p: Annotated[float | None, Option(help="0 to 1; 1: off.")] = None
+    top_k: Annotated[int | None, Option(help="0: off.")] = None
+    min_p: Annotated[
+        float | None, Option(help="0 to 1, relative to the most probable token; 0: off.")
+    ] = None
     repetition_penalty: Annotated[
-        float, Option(help="0.1 to 10: divides the logits of tokens in the text; 1: off.")
-    ] = 1.0
+        float | None, Option(help="0.1 to 10: divides the logits of tokens in the text; 1: off.")
+    ] = None
     presence_penalty: Annotated[
-        float, Option(help="-2 to 2: off the logits of tokens in the answer.")
-    ] = 0.0
+        float | None, Option(help="-2 to 2: off the logits of tokens in the answer.")
+    ] = None
     frequency_penalty: Annotated[
-        float, Option(help="-2 to 2: the same, times how often they are in it.")
-    ] = 0.0
-    posterior_threshold: Annotated[float, Option(help="Epsilon of typical acceptance.")] = 0.09
-    posterior_alpha: Annotated[float, Option(help="Delta of typical acceptance: below 1.")] = 0.3
-    tree: TreeName = "auto"
+        float | None, Option(help="-2 to 2: the same, times how often they are in it.")
+    ] = None
+    posterior_threshold: Annotated[
+        float | None, Option(help="Epsilon of typical acceptance; default 0.09.")
+    ] = None
+    posterior_alpha: Annotated[
+        float | None, Option(help="Delta of typical acceptance: below 1; default 0.3.")
+    ] = None
+    tree: Annotated[str | None, value("auto|NAME|FILE", "Draft tree: a preset or a file.")] = None
     nodes: Annotated[int | None, count("Cut the tree to N nodes, including the root.")] = None
-    max_new_tokens: Annotated[int, count("Maximum length of the answer.")] = 512
+    max_new_tokens: Annotated[int | None, count("Maximum length of the answer; default 512.")] = (
+        None
+    )
     seed: Annotated[int | None, count("Default: random.")] = None
     stop: Annotated[list[str] | None, value("TEXT", "Stop before this text; repeatable.")] = None
     verbose: Annotated[
@@ -97,18 +109,31 @@ class DecodingOptions(DraftOptions):
 
     def load_request(self) -> LoadRequest:
         """The request to load the model for answers with this tree only. Raises UsageError."""
-        return replace(super().load_request(), tree=self.tree, nodes=self.nodes)
+        request = super().load_request()
+        settings = self.settings()
+        return replace(request, tree=settings.tree, nodes=settings.nodes)
 
-    def settings(self) -> GenerationSettings:
-        """The settings of every answer. Raises UsageError."""
-        values = values_of(GenerationSettings, self)
+    @cached_property
+    def chosen(self) -> Preset | None:
+        """The preset that was asked for. Raises UsageError."""
+        return find_preset(self.preset) if self.preset is not None else None
+
+    def settings(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> GenerationSettings:
+        """The settings of every answer: options, then the preset's, then `defaults`. Raises
+        UsageError."""
+        given = {
+            name: tuple(value) if name == "stop" else value
+            for name, value in values_of(GenerationSettings, self).items()
+            if value is not None
+        }
+        under = {**defaults, **(self.chosen.settings if self.chosen else {})}
         try:
-            settings = GenerationSettings(**values | {"stop": tuple(self.stop or ())})
+            settings = GenerationSettings.from_json({**under, **given})
         except UsageError as error:
             name, _, rest = str(error).partition(" ")
-            option = f"--{name.replace('_', '-')}" if name in values else name
+            option = f"--{name.replace('_', '-')}" if name in given else name
             raise UsageError(f"{option} {rest}") from None
-        refuse_unknown_tree(self.tree, self.nodes)
+        refuse_unknown_tree(settings.tree, settings.nodes)
         return settings
 
 
@@ -121,7 +146,7 @@ class Generate(DecodingOptions, PromptOptions):
         request = self.load_request()
         settings = self.settings()
         texts = read_prompts(self.prompt, self.prompt_file, self.messages, self.prompts)
-        prompts = [as_conversation(text, self.raw) for text in texts]
+        prompts = [self._with_system(as_conversation(text, self.raw)) for text in texts]
         if self.trace is not None:
             require_writable(self.trace, self.prompt_file, self.messages, self.prompts)
         with open_trace(self.trace) as file, closing(InProcess()) as runner:
@@ -137,6 +162,18 @@ class Generate(DecodingOptions, PromptOptions):
                     raise type(error)(f"{where}{error}") from None
                 if is_stopped:
                     raise KeyboardInterrupt
+
+    def _with_system(self, prompt: Prompt) -> Prompt:
+        """A conversation behind the preset's system prompt, unless it has one. Raises UsageError
+        for a raw text, which has no place for it."""
+        if self.chosen is None or not self.chosen.system:
+            return prompt
+        if not isinstance(prompt, list):
+            raise UsageError(
+                f"--raw takes no system prompt, and preset {self.chosen.name} has one: omit one "
+                "of them"
+            )
+        return self.chosen.before(prompt)
 
 
 # ---- prompts: checked and cleaned before any model is loaded ----

@@ -16,7 +16,7 @@ from medusa_chat.clean_stream import clean, exact
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reading, Told
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.hub import DownloadEvent
-from medusa_chat.messages import LoadPhase
+from medusa_chat.messages import LoadPhase, ModelInfo
 from medusa_chat.paths import can_write
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import Runner
@@ -96,12 +96,13 @@ class ProgressLine:
             print(_erase_line(), end="", file=exact(sys.stderr), flush=True)
 
 
-def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
-    """Run a load to its end and show its phases. verbose: keep every phase and the model's notes on
-    the screen."""
-    line = ProgressLine()
+def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> ModelInfo | None:
+    """Run a load to its end and show its phases -> the model, if the last phase has one. verbose:
+    keep every phase and the model's notes on the screen."""
+    line, model = ProgressLine(), None
     try:
         for phase in phases:
+            model = phase.model
             line.note_once(phase.note)
             if phase.name == "download":
                 line.show_bytes(phase)
@@ -115,6 +116,7 @@ def show_load(phases: Iterable[LoadPhase], verbose: bool = False) -> None:
                     note(sentence)
     finally:
         line.clear()
+    return model
 
 
 def show_download(events: Iterable[DownloadEvent]) -> Iterator[DownloadEvent]:

@@ -1,6 +1,7 @@
 """GenerationSettings: how one answer is to be decoded. Frozen, validated, without torch."""
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -11,6 +12,8 @@ from medusa_chat.ranges import require_ranges, within
 ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 GREEDY = 1e-3  # a temperature below it decodes greedily
 MAX_NODES = 256
+# what a model may name defaults of, in its generation config
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 CHUNK = 512  # tokens of a prompt that one pass reads
 CPU_CHUNK = 256  # on a CPU, whose cache then holds most of the pass's activations
 
@@ -83,6 +86,19 @@ class GenerationSettings:
         if not isinstance(stop, (list, tuple)):
             raise UsageError(f"stop is {stop!r}: give a list of texts")
         return cls(**{**values, "stop": tuple(stop)})
+
+
+def with_defaults(settings: GenerationSettings, defaults: Mapping[str, Any]) -> GenerationSettings:
+    """The settings with these values for sampling, and what changes nothing where there is none;
+    penalties of the answer's tokens, of which no model names a default, are off."""
+    plain = GenerationSettings()
+    names = (*SAMPLING, "presence_penalty", "frequency_penalty")
+    return replace(settings, **{name: defaults.get(name, getattr(plain, name)) for name in names})
+
+
+def sampling_words(sampling: Mapping[str, float]) -> str:
+    """Defaults as a line: "temperature 0.7, top-p 0.8"."""
+    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in sampling.items())
 
 
 def _require_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:

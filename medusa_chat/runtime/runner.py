@@ -68,16 +68,23 @@ class InProcess:
 
     def __init__(self) -> None:
         self._stop = threading.Event()
+        self._first: LoadRequest | None = None  # known while the packages are imported
 
     @cached_property
     def worker(self) -> "Worker":
+        packing = None
         with preparing():
+            if self._first is not None and WORKER not in sys.modules:
+                from medusa_chat.checkpoints.packing import begun  # torch, without transformers
+
+                packing = begun(self._first)
             from medusa_chat.runtime.worker import Worker
 
-        return Worker()
+        return Worker(packing)
 
     def run(self, request: Request[V]) -> Generator[V, None, None]:
         self._stop.clear()
+        self._first = request if isinstance(request, LoadRequest) else None
         yield from self.worker.handle(request, self._stop.is_set)
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from medusa_chat.checkpoints.devices import choose_device, refuse_out_of_memory,
 from medusa_chat.checkpoints.kernel_trial import machine_memory
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
+from medusa_chat.checkpoints.packing import Packing
 from medusa_chat.decoding.events import Step
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError, first_line, is_panic
 from medusa_chat.messages import (
@@ -35,10 +36,11 @@ BATCH_SECONDS = 0.01  # between two messages to the app
 
 class Worker:
     """Runs requests on the process's only model. loaded: None before the first load, and after a
-    load that failed while reading."""
+    load that failed while reading. packing: what was begun for the first load."""
 
-    def __init__(self) -> None:
+    def __init__(self, packing: Packing | None = None) -> None:
         self.loaded: LoadedModel | None = None
+        self._packing = packing
 
     def handle(
         self, request: Request[Any], should_stop: Callable[[], bool] = lambda: False
@@ -61,13 +63,18 @@ class Worker:
         """Load a model, phase by phase. The current model is kept until the files of the next one
         are on disk, and freed before they are read. Raises ModelError for a refused checkpoint, and
         LoadStopped at the first phase or progress report at which should_stop() is true."""
-        with closing(load(request)) as phases:
-            for phase, model in phases:
-                if phase.name not in BEFORE_READING:
-                    self._replace(model)
-                yield phase
-                if phase.model is None and should_stop():
-                    raise LoadStopped(self._stopped(request, phase))
+        packing, self._packing = self._packing, None
+        try:
+            with closing(load(request, packing)) as phases:
+                for phase, model in phases:
+                    if phase.name not in BEFORE_READING:
+                        self._replace(model)
+                    yield phase
+                    if phase.model is None and should_stop():
+                        raise LoadStopped(self._stopped(request, phase))
+        finally:
+            if packing is not None:
+                packing.stop()
 
     def require(self) -> LoadedModel:
         """The model. Raises ModelError without one."""

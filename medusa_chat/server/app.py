@@ -23,6 +23,7 @@ from medusa_chat.decoding.events import Event
 from medusa_chat.errors import ContextError, UsageError
 from medusa_chat.hosts import Hosts, is_local
 from medusa_chat.messages import ModelInfo
+from medusa_chat.runtime.presets import preset_names
 from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.server.choices import Choice, usage
@@ -165,14 +166,20 @@ class Api:
     # ---- Models ----
 
     async def models(self, request: Request) -> Response:
-        """The loaded model, without asking the worker: clients wait only seconds for this."""
-        return JSONResponse({"object": "list", "data": [self._model_json(self._name)]})
+        """The loaded model, alone and with each preset, without asking the worker: clients wait
+        only seconds for this."""
+        listed = [self._model_json(name) for name in self._names()]
+        return JSONResponse({"object": "list", "data": listed})
 
     async def model(self, request: Request) -> Response:
         """The model by its id."""
-        if request.path_params["id"] != self._name:
+        asked = request.path_params["id"]
+        if asked not in self._names():
             raise ApiError(404, f"the model that is loaded is {self._name}", code="model_not_found")
-        return JSONResponse(self._model_json(self._name))
+        return JSONResponse(self._model_json(asked))
+
+    def _names(self) -> list[str]:
+        return [self._name, *(f"{self._name}@{preset}" for preset in preset_names())]
 
     @property
     def _name(self) -> str:
@@ -187,9 +194,12 @@ class Api:
 
     # ---- Answers ----
 
-    async def _answer(self, request: Request, read: Callable[[bytes], ApiRequest]) -> Response:
-        asked = read(await _body(request))
+    async def _answer(
+        self, request: Request, read: Callable[[bytes, ModelInfo], ApiRequest]
+    ) -> Response:
+        body = await _body(request)
         model = await self._ready_model()
+        asked = read(body, model)
         if self.waiting >= MAX_WAITING:
             raise ApiError(429, f"{self.waiting} requests are waiting: try again in a moment")
         answer = _Answer(self.session, asked, model)
@@ -242,7 +252,7 @@ class _Answer:
             "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": f"{kind}.chunk" if asked.is_chat and asked.is_streamed else kind,
             "created": int(time.time()),
-            "model": model.name,
+            "model": f"{model.name}@{asked.preset}" if asked.preset else model.name,
             "system_fingerprint": f"medusa-chat-{__version__}-{model.precision}",
         }
 

@@ -8,15 +8,23 @@ from typing import Any, NoReturn
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
-from medusa_chat.messages import Message, Prompt, TokenIds, without_broken_characters
+from medusa_chat.messages import (
+    Message,
+    ModelInfo,
+    Prompt,
+    TokenIds,
+    without_broken_characters,
+)
+from medusa_chat.runtime.presets import Preset, load_preset, preset_names
 from medusa_chat.runtime.requests import Reply
 
-TEMPERATURE = 1.0  # of a request that names none, as OpenAI's server has it
+TEMPERATURE = 1.0  # as OpenAI's server has it, where nothing names one
 MAX_STOPS = 64  # OpenAI allows 4; editors send longer lists
 MAX_PROMPTS = 64  # of one request
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1_000_000  # more than any context: the context ends the answer
 SEEDS = 2**63
+NO_PRESET = Preset("none")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNSUPPORTED = {  # fields that would change the answer, and what else to do
     "logit_bias": "it is not supported: leave it out",
@@ -48,7 +56,8 @@ class ApiRequest:
     """One request. replies: what to ask of the model, one for each choice.
 
     logprobs: how many alternatives each token comes with; None without log probabilities.
-    includes_usage: whether a stream ends with a chunk of usage.
+    includes_usage: whether a stream ends with a chunk of usage. preset: the name of the one that
+    the request named behind its model ("name@preset"); empty for none.
     """
 
     replies: tuple[Reply, ...]
@@ -56,12 +65,14 @@ class ApiRequest:
     is_streamed: bool
     includes_usage: bool
     logprobs: int | None
+    preset: str = ""
 
     @classmethod
-    def of_chat(cls, body: bytes) -> "ApiRequest":
+    def of_chat(cls, body: bytes, model: ModelInfo) -> "ApiRequest":
         """The body of /v1/chat/completions. Raises ApiError."""
         fields = _Fields(body)
-        messages = _messages(fields)
+        preset = _preset(fields, model.name)
+        messages = preset.before(_messages(fields))
         if fields.flag("logprobs"):
             logprobs = fields.number("top_logprobs", 0, MAX_LOGPROBS) or 0
         else:
@@ -70,21 +81,23 @@ class ApiRequest:
         _refuse_tools(fields)
         reply = Reply(
             messages,
-            _settings(fields, most or fields.number("max_tokens", 1, MAX_TOKENS)),
+            _settings(fields, most or fields.number("max_tokens", 1, MAX_TOKENS), model, preset),
             continues=fields.flag("continue_final_message"),
             template_options=_template_options(fields),
             logprobs=logprobs,
         )
-        return cls((reply,), True, *_streaming(fields), logprobs)
+        return cls((reply,), True, *_streaming(fields), logprobs, _shown_name(preset))
 
     @classmethod
-    def of_completion(cls, body: bytes) -> "ApiRequest":
-        """The body of /v1/completions. Raises ApiError."""
+    def of_completion(cls, body: bytes, model: ModelInfo) -> "ApiRequest":
+        """The body of /v1/completions. A preset's system prompt has no place in it. Raises
+        ApiError."""
         fields = _Fields(body)
+        preset = _preset(fields, model.name)
         logprobs = fields.number("logprobs", 0, MAX_LOGPROBS)
-        settings = _settings(fields, fields.number("max_tokens", 1, MAX_TOKENS))
+        settings = _settings(fields, fields.number("max_tokens", 1, MAX_TOKENS), model, preset)
         replies = tuple(Reply(prompt, settings, logprobs=logprobs) for prompt in _prompts(fields))
-        return cls(replies, False, *_streaming(fields), logprobs)
+        return cls(replies, False, *_streaming(fields), logprobs, _shown_name(preset))
 
 
 class _Fields:
@@ -120,9 +133,11 @@ class _Fields:
             self.refuse(name, f"give a whole number from {low} to {high}")
         return value
 
-    def share(self, name: str, default: float, high: float = 1.0, low: float = 0.0) -> float:
-        """A number from `low` on."""
-        value = self._values.get(name, default)
+    def share(self, name: str, high: float = 1.0, low: float = 0.0) -> float | None:
+        """A number from `low` to `high`; None where there is none."""
+        value = self._values.get(name)
+        if value is None:
+            return None
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or not low <= value <= high:
             self.refuse(name, f"give a number from {low:g} to {high:g}")
@@ -135,30 +150,58 @@ class _Fields:
         return value
 
 
-def _settings(fields: _Fields, most: int | None) -> GenerationSettings:
+def _preset(fields: _Fields, model: str) -> Preset:
+    """The preset behind the model's name; one that sets nothing where none is named. Raises
+    ApiError for one that there is not, unless another server's name may have the "@"."""
+    asked = fields.get("model")
+    name, _, preset = asked.rpartition("@") if isinstance(asked, str) else ("", "", "")
+    is_known = preset in preset_names()
+    if not is_known and "@" in str(asked) and name in ("", model):
+        raise ApiError(
+            404,
+            f"there is no preset {preset!r:.80}: ask for one of {', '.join(preset_names())}",
+            code="model_not_found",
+            param="model",
+        )
+    try:
+        return load_preset(preset) if is_known else NO_PRESET
+    except UsageError as error:
+        raise ApiError(400, str(error), param="model") from None
+
+
+def _shown_name(preset: Preset) -> str:
+    return "" if preset is NO_PRESET else preset.name
+
+
+def _settings(
+    fields: _Fields, most: int | None, model: ModelInfo, preset: Preset
+) -> GenerationSettings:
+    """The request's settings; for what it leaves out the preset's, then the model's own."""
     for name, why in UNSUPPORTED.items():
         if fields.get(name):
             fields.refuse(name, why)
     if fields.number("n", 1, 128) not in (None, 1):
         fields.refuse("n", "one answer at a time is given: send 1, or ask again")
-    seed = fields.get("seed")
+    seed, top_k = fields.get("seed"), fields.number("top_k", -1, 1_000_000)
     if seed is not None and type(seed) is not int:
         fields.refuse("seed", "give a whole number")
-    drafter = fields.get("drafter")  # of ours, for who compares: "none" is plain decoding
+    asked = {
+        "drafter": fields.get("drafter"),  # of ours, for who compares: "none" is plain decoding
+        "temperature": fields.share("temperature", 2.0),
+        "top_p": fields.share("top_p"),
+        "top_k": None if top_k is None else max(0, top_k),  # -1 is vLLM's "off"
+        "min_p": fields.share("min_p"),
+        "repetition_penalty": fields.share("repetition_penalty", 10.0, 0.1),
+        "presence_penalty": fields.share("presence_penalty", 2.0, -2.0),
+        "frequency_penalty": fields.share("frequency_penalty", 2.0, -2.0),
+        "max_new_tokens": most,
+        "seed": None if seed is None else seed % SEEDS,
+        "stop": None if fields.get("stop") is None else _stops(fields),
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    under = {"temperature": TEMPERATURE, "max_new_tokens": MAX_TOKENS}
     try:
-        return GenerationSettings(
-            drafter=drafter,
-            temperature=fields.share("temperature", TEMPERATURE, 2.0),
-            top_p=fields.share("top_p", 1.0),
-            top_k=max(0, fields.number("top_k", -1, 1_000_000) or 0),  # -1 is vLLM's "off"
-            min_p=fields.share("min_p", 0.0),
-            repetition_penalty=fields.share("repetition_penalty", 1.0, 10.0, 0.1),
-            presence_penalty=fields.share("presence_penalty", 0.0, 2.0, -2.0),
-            frequency_penalty=fields.share("frequency_penalty", 0.0, 2.0, -2.0),
-            max_new_tokens=most or MAX_TOKENS,
-            seed=None if seed is None else seed % SEEDS,
-            stop=_stops(fields),
-        )
+        return GenerationSettings.from_json({**under, **model.sampling, **preset.settings, **given})
     except UsageError as error:
         raise ApiError(400, str(error)) from None
 

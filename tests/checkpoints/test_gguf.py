@@ -318,6 +318,14 @@ def test_tokens_that_are_to_be_suppressed_are_named_by_a_note(tmp_path):
     assert "not applied, of generation_config.json: suppress_tokens" in loaded.info.notes
 
 
+def test_what_a_file_says_of_sampling_is_the_models_default(tmp_path):
+    told = {"temp": 0.8, "top_k": 40, "penalty_repeat": 1.1, "mirostat": 0}
+    keys = {f"general__sampling__{name}": value for name, value in told.items()}
+    _, _, loaded = loads(write_gguf(tmp_path / "a.gguf", model_of("llama"), **keys))
+    expected = {"temperature": 0.8, "top_k": 40, "repetition_penalty": 1.1}
+    assert loaded.info.sampling == expected
+
+
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

@@ -194,8 +194,23 @@ def test_what_of_a_generation_config_is_not_applied_is_said(folder):
     config = {"eos_token_id": 255, "repetition_penalty": 1.3, "min_new_tokens": 5, "top_p": 0.8}
     file = folder / "generation_config.json"
     file.write_text(json.dumps(config | {"suppress_tokens": [], "no_repeat_ngram_size": 0}))
-    said = "not applied, of generation_config.json: repetition_penalty, min_new_tokens"
-    assert said in loaded(folder).info.notes
+    assert "not applied, of generation_config.json: min_new_tokens" in loaded(folder).info.notes
+
+
+def test_what_a_generation_config_says_of_sampling_is_the_models_default(folder):
+    config = {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": 255, "min_p": 7, **config}))
+    info = loaded(folder).info
+    assert info.sampling == config
+    said = "temperature 0.6, top-p 0.8, top-k 20, repetition-penalty 1.05"
+    assert f"model's defaults: {said}" in info.notes
+    wrong = "not applied, of generation_config.json: min_p is 7: give a number from 0 to 1"
+    assert wrong in info.notes
+
+
+def test_a_model_without_a_generation_config_names_no_defaults(folder):
+    assert loaded(folder).info.sampling == {}
 
 
 def test_a_repo_folder_of_the_hubs_cache_means_its_snapshot_of_main(folder, tmp_path):

@@ -59,9 +59,28 @@ def test_commands_change_what_is_remembered_and_are_not_sent(scripted, monkeypat
 
 
 def test_a_message_that_begins_as_a_command_is_sent(scripted, monkeypatch, capsys):
-    lines = ("/etc/hosts: what is it?", "/news")
+    lines = ("/etc/hosts: what is it?", "/new sletter")
     talk(monkeypatch, capsys, *lines)
     assert [prompt[-1]["content"] for prompt in scripted.prompts] == list(lines)
+
+
+def test_help_and_unknown_commands_are_answered_by_the_program(scripted, monkeypatch, capsys):
+    told = talk(monkeypatch, capsys, "/help", "/hlep").err
+    assert scripted.prompts == [] and told.count(chat.HELP) == 3 and "no /hlep" in told
+
+
+def test_a_models_own_sampling_stands_under_a_preset_and_both_under_options(
+    scripted, monkeypatch, capsys, tmp_path
+):
+    scripted.sampling = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    (tmp_path / "mine.toml").write_text('system = "Be short."\ntop_p = 0.5\ntop_k = 7\n')
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/defaults\nagain\n"))
+    assert main(["chat", "--preset", str(tmp_path / "mine.toml"), "--top-k", "3"]) == 0
+    first, second = scripted.settings
+    assert (first.temperature, first.top_p, first.top_k) == (0.6, 0.5, 3)
+    assert (second.temperature, second.top_p, second.top_k) == (0.6, 0.9, 20)
+    assert scripted.prompts[0][0] == {"role": "system", "content": "Be short."}
+    assert "model's defaults: temperature 0.6, top-p 0.9, top-k 20" in capsys.readouterr().err
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_it_said(scripted, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -104,11 +105,44 @@ def plain_text(session, prompt, seed, temperature, most):
 
 
 def test_the_model_is_listed_with_its_context(client, session):
-    (model,) = client.models.list().data
+    model, *with_presets = client.models.list().data
+    assert {one.id for one in with_presets} >= {f"{model.id}@precise", f"{model.id}@code"}
+    assert client.models.retrieve(f"{model.id}@code").max_model_len == 256
     assert model.id == session.state.model.name and model.max_model_len == 256
     assert client.models.retrieve(model.id).owned_by == "medusa-chat"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4o")
+
+
+def test_a_request_stands_over_a_preset_and_that_over_the_models_own_sampling(
+    client, session, monkeypatch
+):
+    state = session.lifecycle.state
+    own = replace(state.model, sampling={"temperature": 0.6, "top_p": 0.9, "top_k": 20})
+    monkeypatch.setattr(session.lifecycle, "state", replace(state, model=own))
+
+    def used(**options):
+        answer = chat(client, max_tokens=1, **options)
+        return answer, session.tickets[-1].request
+
+    settings = used()[1].settings
+    assert (settings.temperature, settings.top_p, settings.top_k) == (0.6, 0.9, 20)
+    answer, request = used(model="any@code", top_p=0.7)
+    assert answer.model == f"{own.name}@code"
+    settings = request.settings
+    assert (settings.temperature, settings.top_p, settings.top_k) == (0.2, 0.7, 20)
+    assert [one["role"] for one in request.prompt] == ["system", "user"]
+    own_system = [{"role": "system", "content": "mine"}, *ASKED]
+    assert used(model="any@code", messages=own_system)[1].prompt == own_system
+    assert used(model="hf:some/model@main")[0].model == own.name
+    with pytest.raises(openai.NotFoundError, match="there is no preset 'nothing'"):
+        chat(client, model=f"{own.name}@nothing")
+
+
+def test_a_request_that_names_no_temperature_gets_1_where_the_model_names_none(client, session):
+    chat(client, max_tokens=1)
+    settings = session.tickets[-1].request.settings
+    assert settings.temperature == 1 and not settings.has_penalties
 
 
 def test_an_answer_names_our_model_whatever_was_asked(client, session):

@@ -74,6 +74,7 @@ class ScriptedRunner:
     parts: of a prompt of which the reading of the first ones is told.
     left_out: messages that the context has no room for.
     plain_share: of a plain step in the delay of a tree step.
+    sampling: the model's own defaults; name: the model's.
     forced: settings that stand over those asked for.
     is_load_held: a load reads until it is stopped or closed.
     """
@@ -93,6 +94,8 @@ class ScriptedRunner:
     settings: list[GenerationSettings] = field(default_factory=list)
     peeks: list[PeekRequest] = field(default_factory=list)
     forced: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, float] = field(default_factory=dict)
+    name: str = "scripted"
     plain_share: float = 0.8
     node_cost: float = 0.02  # of a plain step's time, for each node more
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -118,7 +121,7 @@ class ScriptedRunner:
     @property
     def model(self) -> ModelInfo:
         return ModelInfo(
-            name="scripted",
+            name=self.name,
             family="llama",
             precision="fp32",
             device="cpu",
@@ -131,6 +134,7 @@ class ScriptedRunner:
             memory_bytes=64 * 2**20,
             notes=("attention: medusa_sdpa",),
             tree_facts=self.facts,
+            sampling=self.sampling,
         )
 
     @property

@@ -1,8 +1,12 @@
 """The chat's settings: refused in a line, off with a reason, recalled value by value."""
 
+import json
+from dataclasses import replace
+
 import gradio as gr
 import pytest
 from support.conversations import TREES, ended, owner, post
+from support.scripted import ScriptedRunner
 
 from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
 from medusa_chat.ui.chat.settings_panel import build_settings
@@ -65,3 +69,41 @@ def test_what_a_browser_remembers_is_checked_value_by_value():
     assert form.restored(kept) == {**DEFAULTS, "top_p": 0.5, "seed": "5"}
     for nothing in (None, "x", [1], 3):
         assert form.restored(nothing) == DEFAULTS
+
+
+def panel_of(name, **sampling):
+    """The settings of a page whose model has this name and these defaults."""
+    model = replace(ScriptedRunner(sampling=sampling).model, name=name) if name else None
+    with gr.Blocks():
+        return build_settings(TREES, gr.Checkbox(), gr.Textbox(), gr.State(), model=lambda: model)
+
+
+def test_a_models_first_chat_begins_with_its_own_sampling():
+    kept = {**DEFAULTS, "temperature": 0.2, "seed": "5", "model": "other"}
+    first = panel_of("one", temperature=0.6, top_k=20).first(json.dumps(kept))
+    assert (first["temperature"], first["top_k"], first["top_p"]) == (0.6, 20, 1)
+    assert first["seed"] == "5" and first["model"] == "one"
+    assert panel_of("two").first(first)["temperature"] == DEFAULTS["temperature"]
+
+
+def test_what_was_chosen_for_a_model_stays_in_its_next_chats():
+    kept = {**DEFAULTS, "temperature": 0.2, "model": "one"}
+    assert panel_of("one", temperature=0.6).first(kept)["temperature"] == 0.2
+    before = {**DEFAULTS, "temperature": 0.2}  # of an earlier version, without a model's name
+    assert panel_of("one").first(before)["temperature"] == 0.2
+    assert panel_of("").first(kept) == kept  # the model is still being loaded
+
+
+def test_the_models_defaults_are_named():
+    assert panel_of("one", temperature=0.6, top_p=0.9).words.endswith("temperature 0.6, top-p 0.9")
+    assert "names none" in panel_of("one").words and panel_of("").words == ""
+
+
+def test_penalties_are_settings_of_the_page_as_of_the_command_line(controller):
+    tab = owner()
+    post(controller.send, controller.refuse, tab, "hi", repetition_penalty=1.2, presence_penalty=-1)
+    ended(controller.session_of(tab))
+    used = controller.session.runner.settings[-1]
+    assert (used.repetition_penalty, used.presence_penalty, used.frequency_penalty) == (1.2, -1, 0)
+    view = post(controller.send, controller.refuse, tab, "hi", frequency_penalty=3)
+    assert "Frequency penalty is 3" in view.live

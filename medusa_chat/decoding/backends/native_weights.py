@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.parity import share
@@ -76,6 +75,9 @@ class StoredRows:
         """All rows."""
         return self
 
+    def ready(self) -> None:
+        """See UnreadRows."""
+
     @classmethod
     def of(cls, weight: Tensor, bits: int = 8) -> "StoredRows":
         """Rows near a weight [outs, ins], ins a multiple of INPUTS: of 8 bits (Q8_0), or of 4 with
@@ -88,12 +90,14 @@ class StoredRows:
 @dataclass(frozen=True)
 class UnreadRows:
     """A quantised weight [outs, ins] that is read only as it is packed. type: see StoredRows; read:
-    its rows, some at a time, uint8 [n, bytes of a row], each valid until the next is asked for."""
+    its rows, some at a time, uint8 [n, bytes of a row], each valid until the next is asked for;
+    ready: what pack_rows makes of them, where it was made before; else None."""
 
     type: int
     outs: int
     ins: int
     read: Callable[[], Iterator[Tensor]]
+    ready: Callable[[], tuple[Weights, Tensor] | None] = lambda: None
 
     def pieces(self) -> Iterator[StoredRows]:
         """Its rows, some at a time, each valid until the next is asked for."""
@@ -232,9 +236,17 @@ def huge_zeros(size: int) -> Tensor:
     return found[start : start + size]
 
 
-def unpacked(weights: Weights, ins: int, places: Tensor, library: NativeLibrary) -> Tensor:
-    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins]."""
-    found, places = torch.empty(len(places), ins), places.contiguous()
+def unpacked(
+    weights: Weights,
+    ins: int,
+    places: Tensor,
+    library: NativeLibrary,
+    room: Tensor | None = None,
+) -> Tensor:
+    """The outputs at `places` int64 [n] of a packed weight of any kind: float32 [n, ins], in the
+    first rows of `room` float32 [>= n, ins] where that is given."""
+    found = torch.empty(len(places), ins) if room is None else room[: len(places)]
+    places = places.contiguous()
     library.c.unpack(byref(weights), ins, places.data_ptr(), len(places), found.data_ptr())
     return found
 
@@ -261,7 +273,7 @@ class NativeLinear(nn.Module):
         self.panels: Tensor
         self.register_buffer("panels", None, persistent=False)
         if isinstance(stored, StoredRows | UnreadRows):
-            packed = pack_rows(stored.pieces(), self.outs, library)
+            packed = stored.ready() or pack_rows(stored.pieces(), self.outs, library)
             if packed is not None:
                 self.weights, self.panels = packed
                 return
@@ -296,9 +308,11 @@ class NativeLinear(nn.Module):
         return x.bfloat16().float() if self.weights.kind == HALVES else x
 
     def weight_parts(self) -> Iterator[Tensor]:
-        """The weight that is multiplied, some outputs at a time: float32 [n, ins]."""
-        for places in torch.arange(self.outs).split(max(1, UNPACKED // self.ins)):
-            yield self.rows(places)
+        """The weight that is multiplied, some outputs at a time: float32 [n, ins], each valid until
+        the next is asked for."""
+        room = torch.empty(max(1, UNPACKED // self.ins), self.ins)
+        for places in torch.arange(self.outs).split(len(room)):
+            yield unpacked(self.weights, self.ins, places, self._library, room)
 
     def rows(self, places: Tensor) -> Tensor:
         """The weights of the outputs at `places` int64 [n]: float32 [n, ins]."""
@@ -329,6 +343,8 @@ def quantised_bytes(model: nn.Module) -> int:
 def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage) -> int:
     """Replace the linears of a model of any family, but for its LM head, by NativeLinears where
     `storage` quantises them -> how many. Those that are empty get what it has of them."""
+    from transformers.pytorch_utils import Conv1D  # seconds, and packing does not need them
+
     head, count = model.get_output_embeddings(), 0
     for name, module in list(model.named_modules()):
         linear: Any = module

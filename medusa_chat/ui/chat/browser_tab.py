@@ -21,7 +21,8 @@ class Tab:
     anew, which ends the stream of before. streams: how many it had. heard: how many messages its
     box sent. taken: how many of them the server took.
     given, back: how many texts came to nothing, and the last, for its box. told: how many failures
-    of the store it was told. refused: the transcript_version at which something was, and why.
+    of the store it was told. model: the name of the one that was loaded at its last
+    view. refused: the transcript_version at which something was, and why.
     """
 
     scope: str = ""
@@ -50,6 +51,7 @@ class Tab:
     given: int = 0
     back: str = ""
     told: int = 0
+    model: str = ""
     refused: tuple[int, str] = (0, "")
 
     def take(self) -> None:

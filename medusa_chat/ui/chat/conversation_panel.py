@@ -69,17 +69,28 @@ def connect_conversations(
     def come(tab: Tab, known: object, kept: object, is_plain: object, request: gr.Request) -> Any:
         view = controller.attach(tab, known, request)
         chat = controller.session_of(tab)
-        if not chat.settings and chat.is_empty:
-            chat.set_settings(settings.restored(kept))
-        return [*view, *settings.shown(is_plain, chat.settings or kept)]
+        own = chat.settings or settings.first(kept)
+        if chat.is_empty:
+            chat.set_settings(own := settings.first(own))
+        return [*view, *settings.shown(is_plain, own)]
 
-    def new(posted: Posted) -> View:
-        return controller.new(posted[tab], settings.valid(posted))
+    def new(posted: Posted) -> list[Any]:
+        own = settings.first(settings.kept(posted))
+        return [*controller.new(posted[tab], own), *settings.shown(posted[vanilla], own)]
+
+    def follow_model(tab: Tab, is_plain: object) -> list[Any]:
+        """A conversation that was opened before its model was there begins with its defaults."""
+        chat, model = controller.session_of(tab), settings.model()
+        if model is None or not chat.is_empty or chat.settings.get("model") == model.name:
+            return [*(gr.skip() for _ in settings.outputs[:-1]), settings.words]
+        chat.set_settings(settings.first(chat.settings))
+        return settings.shown(is_plain, chat.settings)
 
     asked = [tab, parts["next"], parts["heading"], vanilla]
     page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
-    posted = {tab, *settings.components.values()}
-    parts["clear"].click(new, posted, view, **AT_ONCE)
+    parts["next"].refresh(follow_model, [tab, vanilla], settings.outputs, **AT_ONCE)
+    posted = {tab, settings.origin, *settings.components.values()}
+    parts["clear"].click(new, posted, everything, **AT_ONCE)
     _connect_turns(controller, tab, parts, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.save_conversation(controller.save_conversation, [tab], [parts["saved"]], **EACH)

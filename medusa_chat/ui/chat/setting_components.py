@@ -20,6 +20,9 @@ DEFAULTS: dict[str, Any] = {
     "top_p": 1,
     "top_k": 0,
     "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
     "posterior_threshold": 0.09,
     "locked": True,
     "posterior_alpha": 0.3,
@@ -36,6 +39,9 @@ HINTS = {
     "top_p": "samples from the most likely tokens that make up this share; 1: all",
     "top_k": "samples from this many of the most likely tokens; 0: all",
     "min_p": "leaves out tokens below this share of the highest probability; 0: none",
+    "repetition_penalty": "makes tokens of the whole text less likely; 1: off",
+    "presence_penalty": "makes tokens of the answer less likely; 0: off",
+    "frequency_penalty": "the same, the more often they are in it; 0: off",
     "posterior_threshold": "accepts a token if p > min(ε, δ·exp(−entropy))",
     "locked": "δ follows ε",
     "posterior_alpha": "accepts more where the model is unsure",
@@ -50,8 +56,9 @@ Words = Callable[[str], dict[str, Any]]  # of a setting's name: what Gradio show
 GREEDY = "no effect at temperature 0: always the most likely token"
 
 
-def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
-    """(the components by name, as the defaults make them; the button that resets them)."""
+def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.HTML, gr.Button]:
+    """(the components by name, as the defaults make them; what the model's defaults are; the
+    button that brings them back)."""
     now = idle({**DEFAULTS, "vanilla": False})
 
     def words(name: str) -> dict[str, Any]:
@@ -65,7 +72,9 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.Button]:
 
     with gr.Accordion("Settings", open=False, elem_id="settings"):
         made = {**_sampling(words), **_drafting(words, trees), **_limits(words)}
-        return made, gr.Button("Reset settings", size="sm", elem_id="reset")
+        about = gr.HTML(elem_id="model-defaults", js_on_load=None)
+        reset = gr.Button("Back to the model's defaults", size="sm", elem_id="reset")
+        return made, about, reset
 
 
 def _sampling(words: Words) -> dict[str, Any]:
@@ -78,6 +87,11 @@ def _sampling(words: Words) -> dict[str, Any]:
         made["top_p"] = gr.Slider(0, 1, step=0.01, **words("top_p"))
         made["top_k"] = gr.Number(step=1, **words("top_k"))
         made["min_p"] = gr.Slider(0, 1, step=0.01, **words("min_p"))
+    with gr.Row():
+        repetition = words("repetition_penalty")
+        made["repetition_penalty"] = gr.Number(step=0.05, **repetition)
+        for name in ("presence_penalty", "frequency_penalty"):
+            made[name] = gr.Slider(-2, 2, step=0.05, **words(name))
     with gr.Row():
         epsilon = words("posterior_threshold")
         made["posterior_threshold"] = gr.Slider(0, 1, step=0.01, elem_id="epsilon", **epsilon)

@@ -57,7 +57,12 @@ def build_chat(
             parts |= _conversation(offer)
             parts |= _composer()
             settings = build_settings(  # drawn over the composer
-                trees, parts["vanilla"], parts["system"], tab, controller.keep_settings
+                trees,
+                parts["vanilla"],
+                parts["system"],
+                tab,
+                controller.keep_settings,
+                lambda: session.state.model,
             )
         with gr.Column(elem_id="right", scale=6, min_width=320):
             panel, card = script_block("tree", GPU_TIMES=gpu_times()), script_block("peek")

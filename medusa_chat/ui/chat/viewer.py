@@ -114,6 +114,7 @@ class ChatViewer:
         is_shown = tab.version == chat.version and not self.sessions.failures(tab.scope, tab.told)
         is_shown &= tab.list_version == self.sessions.version(tab.scope)
         is_shown &= tab.system is not None and tab.system[1] == self._hint
+        is_shown &= tab.model == self._model
         view = from_browser(shown).get("view")
         if is_shown and (tab.is_streaming or not chat.is_running):
             if not tab.is_behind(view):
@@ -181,7 +182,7 @@ class ChatViewer:
                 return
 
     def _view(self, tab: Tab) -> View:
-        chat = self.session_of(tab)
+        chat, tab.model = self.session_of(tab), self._model
         return view_of(tab, chat, lambda: self._panel(tab), lambda: self._list(tab), self._hint)
 
     @property
@@ -189,6 +190,11 @@ class ChatViewer:
         """What a system prompt does with the model that is loaded."""
         model = self.session.state.model
         return NO_SYSTEM if model is not None and model.name == "demo" else SYSTEM_HINT
+
+    @property
+    def _model(self) -> str:
+        model = self.session.state.model
+        return model.name if model else ""
 
     def _list(self, tab: Tab) -> Any:
         """The list of conversations, when the tab does not show it as it is."""

@@ -22,7 +22,11 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 10_000
 MAX_TITLE = 200  # characters
 ID = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
-SETTINGS = ("acceptance", "temperature", "top_p", "min_p", "posterior_threshold", "posterior_alpha")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+SETTINGS = (
+    *("acceptance", "temperature", "top_p", "min_p", *PENALTIES),
+    *("posterior_threshold", "posterior_alpha"),
+)
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
 DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
@@ -32,6 +36,9 @@ LABELS = {  # of the settings, as the page names them
     "top_p": "Top-p",
     "top_k": "Top-k",
     "min_p": "Min-p",
+    "repetition_penalty": "Repetition penalty",
+    "presence_penalty": "Presence penalty",
+    "frequency_penalty": "Frequency penalty",
     "posterior_threshold": "ε (threshold)",
     "locked": "lock δ = √ε",
     "posterior_alpha": "δ (alpha)",

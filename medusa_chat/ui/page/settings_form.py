@@ -46,6 +46,11 @@ class SettingsForm:
 
         return handle
 
+    @property
+    def base(self) -> dict[str, Any]:
+        """The value that a setting has where none is given."""
+        return dict(self.defaults)
+
     def named(self, posted: Posted) -> dict[str, object]:
         """The posted values, by the settings' names."""
         return {name: posted[made] for name, made in self.components.items() if made in posted}
@@ -57,7 +62,7 @@ class SettingsForm:
     def restored(self, stored: object) -> dict[str, Any]:
         """Settings of a conversation, or what a browser remembered as JSON, each value checked; a
         default where one is missing or wrong."""
-        values = dict(self.defaults)
+        values = self.base
         for name, value in (stored if isinstance(stored, dict) else from_browser(stored)).items():
             if name in values and not refusal(name, value, self.trees):
                 values[name] = value
