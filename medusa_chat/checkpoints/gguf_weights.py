@@ -296,5 +296,7 @@ def _numbers(stored: np.ndarray, kind: int) -> np.ndarray:
     count = len(stored)
     if TYPES[kind][1] == 1:  # numbers, not blocks: of a vector, one to a row
         stored = stored.reshape(-1)
+    if TYPES[kind][0] == "I64":
+        return stored.view(np.int64).astype(np.float32).reshape(count, -1)
     with np.errstate(all="ignore"):
         return gguf.dequantize(stored, gguf.GGMLQuantizationType(kind)).reshape(count, -1)

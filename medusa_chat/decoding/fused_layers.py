@@ -1,5 +1,6 @@
 """Fused layers: whole layers in fewer operators, with equal results."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -237,6 +238,17 @@ class FusedDecoder:
 
     def __init__(self, decoder: Any) -> None:
         self.stock = decoder
+        self._tapped: dict[int, Tensor] = {}
+        self._taps: Sequence[int] = ()
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the states behind these layers, counted from 0, of every pass from now on."""
+        self._taps = layers
+
+    @property
+    def tapped(self) -> Tensor:
+        """[n, k, d] of the last pass, see `tap`."""
+        return torch.stack([self._tapped[layer] for layer in self._taps], 1)
 
     def __call__(
         self,
@@ -270,7 +282,7 @@ class FusedDecoder:
         }  # for all layers
         angles: dict[tuple[Any, bool], tuple[Tensor, Tensor]] = {}
         delta = None
-        for layer in layers:
+        for number, layer in enumerate(layers):
             form = layer.form
             if (form.kind, form.is_turned) not in angles:
                 found = angles_of(self.stock.rotary_emb, hidden, position_ids, form)
@@ -283,6 +295,8 @@ class FusedDecoder:
                 angles[form.kind, form.is_turned],
                 position_ids,
             )
+            if number in self._taps:
+                self._tapped[number] = (hidden + delta)[0]
         _, normed = layer.ops.add_norm(hidden, delta, self.stock.norm)
         return SimpleNamespace(last_hidden_state=normed)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from medusa_chat.checkpoints.layouts.eagle_file import USE, is_eagle
 from medusa_chat.checkpoints.layouts.headers import REMEDY, Entry, read_header
 from medusa_chat.checkpoints.layouts.heads_file import (
     HeadsFile,
@@ -132,6 +133,8 @@ def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any])
     header: dict[str, Entry] = {}
     for file in files:
         header |= folder.header(file)
+    if is_eagle(header):
+        raise ModelError(f"{folder.source.name} {USE}")
     refuse_misfits(header, config, f"{folder.source.name}/{folder.path(files[0])}")
 
 
