@@ -29,7 +29,7 @@ def reply(
     prompt = asked.prompt
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
-        loaded.said, prompt = None, prompt.text
+        loaded.said, prompt = (), prompt.text
     settings, drafter = resolve(loaded, asked.settings)
     if asked.drops_oldest and not isinstance(prompt, str | TokenIds):
         read = encode_latest(loaded, prompt, settings.max_new_tokens)
@@ -61,8 +61,8 @@ def reply(
                 event = _with_plain_time(loaded, ids, settings, event, own)
                 if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
                     event = replace(event, learnt=drafter.budget.learnt)
-                if is_chat:
-                    loaded.said = cached_text(loaded, read, event)
+                if is_chat and (said := cached_text(loaded, read, event)):
+                    loaded.remember(said)
             yield event
 
 
