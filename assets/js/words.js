@@ -20,19 +20,22 @@ function signed(margin) {
   return `${margin < 0 ? "−" : "+"}${Math.abs(margin).toFixed(margin > -10 && margin < 10 ? 1 : 0)}`;
 }
 
-// What proposed a node: "h(eads)", "t(ext)", "b(oth)"; "-" for the root, "" where it was not recorded.
+// What proposed a node: "h(eads)", "d(raft model)", "t(ext)", "b(oth)" the heads and the text, "e(ither)" the draft
+// model and the text; "-" for the root, "" where it was not recorded.
 function sourceOf(step, node) {
   return step.source ? step.source[node] : "";
 }
 
 function isOfText(step, node) {
-  return "tb".includes(sourceOf(step, node) || "-");
+  return "tbe".includes(sourceOf(step, node) || "-");
 }
 
 const SOURCES = {
   h: "the heads",
   t: "the text: it followed the same words before",
   b: "both, the heads and the text",
+  d: "the draft model",
+  e: "both, the draft model and the text",
 };
 
 // A ” behind it where the text proposed the node too, or alone.

@@ -18,6 +18,7 @@ from medusa_chat.bench.answers import (
 )
 from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 
@@ -26,6 +27,8 @@ OURS = {
     PLAIN: "none",
     "ours, prompt lookup": "prompt-lookup",
     "ours, medusa": "medusa",
+    "ours, EAGLE": "eagle",
+    "ours, draft model": "draft",
     "ours, auto": "auto",
 }
 COUNTED = "decoding without the prompt; of an answer the fastest round"
@@ -41,11 +44,12 @@ def drafters(context: BenchContext) -> Iterator[Row]:
 
 def ours(context: BenchContext) -> dict[str, AnswerFunction]:
     """Our decoding by each of OURS that the model has."""
-    has_heads = bool(context.loaded.info.heads)
+    info = context.loaded.info
+    own = {kind.name for kind in kinds.kinds_of(info.heads, info.beside)}
     return {
         name: partial(page_run, context, settings=GenerationSettings(drafter=drafter, seed=0))
         for name, drafter in OURS.items()
-        if has_heads or drafter != "medusa"
+        if drafter in own | {kinds.NONE.name, kinds.AUTO}
     }
 
 

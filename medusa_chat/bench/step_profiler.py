@@ -7,9 +7,12 @@ from time import perf_counter
 import torch
 
 from medusa_chat.bench.step_costs import StepCosts
-from medusa_chat.decoding.draft import Autoregressive, Drafter, Plan, with_chain
+from medusa_chat.decoding.draft import Plan, with_chain
+from medusa_chat.decoding.drafters.drafter import Drafting
+from medusa_chat.decoding.drafters.lookup import Autoregressive
+from medusa_chat.decoding.drafters.medusa import Medusa
+from medusa_chat.decoding.drafters.tree_drafting import TreeDrafting
 from medusa_chat.decoding.engine import Engine
-from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import DecodeState
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -145,7 +148,7 @@ class StepProfiler:
     def __init__(self, engine: Engine, tree: Tree) -> None:
         self.engine = engine
         self._tree = tree
-        self._drafters: dict[int, Drafter] = {}
+        self._drafters: dict[int, Drafting] = {}
         self.lengths = _lengths(engine)
         cache = engine.backbone.cache
         self._length = cache.length
@@ -175,11 +178,13 @@ class StepProfiler:
         for _ in range(self.engine.backend.tries):
             self.step(nodes, length)
 
-    def _drafter(self, nodes: int) -> Drafter:
+    def _drafter(self, nodes: int) -> Drafting:
         if nodes not in self._drafters:
             heads, backbone = self.engine.heads, self.engine.backbone
             if heads is not None:
-                made: Drafter = Medusa(heads, backbone, self._tree.head(nodes))
+                source = Medusa(heads, backbone.lm_head, backbone.vocabulary)
+                tree = self._tree.head(nodes)
+                made: Drafting = TreeDrafting(source, backbone.device, tree)
             else:
                 made = Chain([self._root_id] * (nodes - 1), backbone.device)
             self._drafters[nodes] = made

@@ -16,10 +16,12 @@ from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.messages import LoadPhase, LoadRequest
 
 
-def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
+def fetch(request: LoadRequest, needs_tokenizer: bool = True) -> Generator[News, None, Checkpoint]:
     """Download the checkpoint and its base into the cache if needed, and return where they are.
     Yields a "download" phase for each progress report, none if everything is cached. Closing the
     generator ends the download within a second; the bytes so far are kept.
+
+    needs_tokenizer: whether a base without one is refused.
 
     Raises HubError, and ModelError for a checkpoint that is broken or names no base.
     """
@@ -29,18 +31,30 @@ def fetch(request: LoadRequest) -> Generator[News, None, Checkpoint]:
     surveyed = SurveyedFolder.of(request, place)
     with explaining_backbone(surveyed.preset):
         base = yield from _available(surveyed.backbone, _backbone_plan, is_offline)
-    return surveyed.locate(base)
+    return surveyed.locate(base, needs_tokenizer)
+
+
+def fetch_files(name: str, is_offline: bool) -> Generator[News, None, Path]:
+    """The folder or GGUF file that a name means, whatever is in it, downloaded if it is missing;
+    yields and raises as `fetch` does."""
+    place, is_offline = folder_or_repo(name), is_offline or hub.is_offline()
+    return (yield from _available(place, _backbone_plan, is_offline, is_model=False))
 
 
 def _available(
-    place: Path | str, plan: Callable[[str], hub.DownloadPlan], is_offline: bool
+    place: Path | str,
+    plan: Callable[[str], hub.DownloadPlan],
+    is_offline: bool,
+    is_model: bool = True,
 ) -> Generator[News, None, Path]:
-    """A local folder or GGUF file unchanged; that of a Hub id, downloaded if it is missing."""
+    """A local folder or GGUF file unchanged; that of a Hub id, downloaded if it is missing.
+    is_model: whether it must be one that decodes."""
     if isinstance(place, Path):
         return place
     if not is_offline and hub.cached_folder(place) is None:
         needs = plan(place)
-        require_decodable(needs)
+        if is_model:
+            require_decodable(needs)
         yield from _download(needs)
     return from_hub(place)
 

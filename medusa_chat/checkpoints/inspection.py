@@ -7,6 +7,7 @@ from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
+from medusa_chat.checkpoints.layouts.eagle_file import USE, eagle_in
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
@@ -45,7 +46,8 @@ class Inspection:
     stop a load, each with its remedy. stored: what the types of a GGUF file are called.
     usual_context: the default context of a load, in tokens. auto: the precision that a load takes
     by itself on this machine, empty where that was not asked or none fits. measured: by precision
-    what was measured of it on such a device, in words."""
+    what was measured of it on such a device, in words. drafter: what it is, where it is a drafter
+    without a model."""
 
     name: str
     heads: HeadsFile | None
@@ -64,6 +66,7 @@ class Inspection:
     usual_context: int = 0
     auto: str = ""
     measured: Mapping[str, str] = field(default_factory=dict)
+    drafter: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the names of single tensors are left out."""
@@ -89,6 +92,8 @@ class Inspection:
             yield "layout", f"{heads.layout}: {heads.words}"
             yield "heads", _in_words(heads)
             yield "files", f"{', '.join(heads.files)} ({gb(heads.bytes)} of heads)"
+        elif self.drafter:
+            yield "drafter", self.drafter
         elif not self.problems:
             yield "heads", "none: it decodes with prompt-lookup"
         if self.adapter:
@@ -148,10 +153,10 @@ def inspect(
     on this disk and nothing is wrong by their headers. Raises ModelError only when the checkpoint
     itself cannot be opened; all else becomes a problem of the report."""
     source = open_source(name)
-    report = Inspection(
-        name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
-    )
+    report = _nothing_of(name, context)
     try:
+        if (drafter := eagle_in(source)) is not None:
+            return replace(report, drafter=drafter.words, notes=(f"it {USE}",))
         found = survey(source)
     except ModelError as error:
         return replace(report, problems=(str(error),))
@@ -199,6 +204,12 @@ def _with_choice(report: Inspection, machine: DeviceMemory, cpu: Cpu) -> Inspect
         report,
         auto=automatic_precision(report.memory, machine, cpu, report.stored),
         measured={precision: words for precision, words in said.items() if words},
+    )
+
+
+def _nothing_of(name: str, context: int | None) -> Inspection:
+    return Inspection(
+        name, None, None, None, False, 0, 0, "", context or LONGEST, NODES, {}, (), ()
     )
 
 

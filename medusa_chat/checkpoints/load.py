@@ -17,6 +17,12 @@ from medusa_chat.checkpoints.devices import (
     refuse_out_of_memory,
     release,
 )
+from medusa_chat.checkpoints.draft_model import (
+    ReadDraft,
+    fetch_draft,
+    read_drafter,
+    require_vocabulary,
+)
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import read_heads
@@ -36,6 +42,7 @@ from medusa_chat.checkpoints.turn_ends import end_tokens
 from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
 from medusa_chat.checkpoints.weights import read_generation_config
 from medusa_chat.decoding.backends.native_weights import Quantised, WeightStorage
+from medusa_chat.decoding.budget import PassCost
 from medusa_chat.decoding.detokenizer import TokenTexts
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Step
@@ -68,6 +75,7 @@ class _ReadParts:
     tokenizer: Any
     parameters: int  # a 4-bit weight holds two
     notes: list[str]
+    draft: ReadDraft | None = None
 
     @property
     def head_count(self) -> int:
@@ -84,12 +92,15 @@ def load(
     """
     yield LoadPhase("resolve"), None
     found = yield from fetch(request)
+    draft = yield from fetch_draft(request)
     yield LoadPhase("read"), None
     config = weights.config_of(found)
     plan = plan_device(request, found, config)
     if plan.unpacks:
         yield LoadPhase("read", note=plan.unpacks), None
     found = with_settings(found)
+    if isinstance(draft, Checkpoint):
+        require_vocabulary(draft, found)
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
@@ -114,6 +125,10 @@ def load(
         parts.notes += [*notes, *(cuda_remedy() if request.device == "auto" else [])]
         yield LoadPhase("check"), None
         engine = _engine(found, plan, parts, backend, known)
+        if draft is not None:
+            given = parts.model, parts.tokenizer, engine.backbone, parts.parameters, plan
+            parts.draft = read_drafter(request, draft, *given)
+            engine.follow(parts.draft.drafter)
     loaded = _loaded_model(found, plan, parts, engine, calibration)
     yield LoadPhase("warm up"), None
     with refuse_out_of_memory(plan.advice):
@@ -193,7 +208,7 @@ def _loaded_model(
     calibration: Calibration | None,
 ) -> LoadedModel:
     """The model with all that is told of it."""
-    heads, backbone = parts.head_count, engine.backbone
+    heads, backbone, draft = parts.head_count, engine.backbone, parts.draft
     modules = [parts.model, *backbone.beside, *filter(None, [parts.heads])]
     estimate = replace(plan.needs, found=found).at(plan.precision)
     times = step_prior(
@@ -218,8 +233,10 @@ def _loaded_model(
         tree="auto",
         nodes=1,
         tree_reason="",
-        memory_bytes=held_bytes(*modules) + backbone.cache.nbytes,
-        notes=(*parts.notes, *said),
+        memory_bytes=held_bytes(*modules) + backbone.cache.nbytes + (draft.bytes if draft else 0),
+        notes=(*parts.notes, *said, *(draft.notes if draft else ())),
+        draft=draft.name if draft else "",
+        beside=draft.drafter.kind.name if draft else "",
         estimated_bytes=estimate.held if estimate else 0,
         memory=estimate.words if estimate else "",
         tree_facts=tree_facts(heads, calibration),
@@ -227,6 +244,8 @@ def _loaded_model(
     )
     texts = TokenTexts(parts.tokenizer)
     loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, times)
+    if draft is not None:
+        loaded.pass_cost = PassCost(draft.parameters / parts.parameters)
     tree = loaded.auto_tree()
     loaded.info = replace(info, nodes=tree.nodes, tree_reason=tree.why)
     return loaded
@@ -243,7 +262,9 @@ def _warm_up(engine: Engine, tree: Tree) -> None:
     tries = engine.backend.tries
     count = 4 + tries * (tree.depth + 1)
     prompt = [min(5, engine.backbone.vocabulary - 1)] * 4
-    for drafter in ("none", "medusa" if engine.heads is not None else "prompt-lookup"):
+    drafters = ["none", "medusa" if engine.heads is not None else "prompt-lookup"]
+    drafters += [engine.follower.kind.name] if engine.follower is not None else []
+    for drafter in drafters:
         for temperature in (0.0, 0.7) if tries else (0.0,):
             settings = GenerationSettings(
                 drafter, temperature=temperature, max_new_tokens=count, nodes=len(tree), seed=0

@@ -1,13 +1,16 @@
 """LoadedModel: a model that decodes, with its tokenizer, its auto tree and what to tell of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from medusa_chat.checkpoints.control_tokens import ControlTokens, Typed
-from medusa_chat.decoding.budget import Budget, StepTimes
+from medusa_chat.decoding.budget import Budget, PassCost, StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
+from medusa_chat.decoding.drafters import kinds
+from medusa_chat.decoding.drafters.kinds import Kind
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.reasoning import Markup, ReasoningReader, State, markup_of
 from medusa_chat.messages import ModelInfo
@@ -43,7 +46,8 @@ class CachedText(NamedTuple):
 @dataclass
 class LoadedModel:
     """A model ready to decode: engine, tokenizer, what its drafts follow from, what to tell of it.
-    times: of its steps, which they teach. budgets: by drafter; they learn."""
+    times: of its steps, which they teach. budgets: by drafter; they learn. pass_cost: of the draft
+    model, if there is one."""
 
     engine: Engine
     tokenizer: Any
@@ -53,6 +57,7 @@ class LoadedModel:
     times: StepTimes
     said: tuple[CachedText, ...] = ()  # the last two conversations, the last one first
     budgets: dict[str, Budget] = field(default_factory=dict)
+    pass_cost: PassCost | None = None
     plain: PlainTime = field(default_factory=PlainTime)
     told: set[int] = field(default_factory=set)  # what was said once (runtime/reply.py)
 
@@ -89,10 +94,22 @@ class LoadedModel:
         for more than the tree has."""
         return auto_tree(self.calibration, self.info.heads, self.times, self.is_cut, nodes)
 
-    def budget(self, drafter: str, expected: Sequence[float], is_cut: bool) -> Budget:
-        """The budget of a drafter for the next answer, with what it has learnt."""
-        if drafter not in self.budgets:
-            self.budgets[drafter] = Budget(self.times)
-        budget = self.budgets[drafter]
+    def budget(
+        self, drafter: str, expected: Sequence[float], is_cut: bool, kind: Kind | None = None
+    ) -> Budget:
+        """The budget of a drafter for the next answer, with what it has learnt. kind: which one
+        drafts for "auto", if there are several."""
+        name = f"{drafter}, {kind.name}" if kind else drafter
+        if name not in self.budgets:
+            by_passes = kind is not None and kind.has_own_tree
+            self.budgets[name] = Budget(self.times, self.pass_cost if by_passes else None)
+        budget = self.budgets[name]
         budget.begin(expected, is_cut)
         return budget
+
+    def kind_for_auto(self) -> Kind | None:
+        """What drafts for "auto" beside the text: the kind with the most tokens a second so far,
+        after a try of each; None where there is none."""
+        own = [k for k in kinds.kinds_of(self.info.heads, self.info.beside) if k.source]
+        known = {kind: self.budgets.get(f"{kinds.AUTO}, {kind.name}") for kind in own}
+        return max(own, key=lambda k: b.gain if (b := known[k]) else math.inf, default=None)

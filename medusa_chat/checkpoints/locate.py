@@ -98,16 +98,16 @@ class SurveyedFolder:
         where = _backbone_place(request, place, contents, base)
         return cls(request, preset, place, contents, where)
 
-    def locate(self, place: Path) -> Checkpoint:
-        """All parts. place: the backbone's, whose contents are read if it is another folder. Raises
-        ModelError."""
+    def locate(self, place: Path, needs_tokenizer: bool = True) -> Checkpoint:
+        """All parts. place: the backbone's, whose contents are read if it is another folder.
+        needs_tokenizer: whether one without is refused. Raises ModelError."""
         contents, where = self.contents, self.backbone
         is_own = place == self.place
         weights = contents.backbone if is_own else backbone_of(opened(place))
         place = folder_of(place)
         if weights is None:
             raise ModelError(_no_backbone(place))
-        _require_files(place, weights)
+        _require_files(place, weights, needs_tokenizer)
         adapter, notes = contents.adapter, [*contents.notes, *weights.notes]
         if adapter is not None and is_own:
             notes.append(f"{adapter} is ignored: the folder holds a whole model")
@@ -208,14 +208,14 @@ def _no_backbone(folder: Path) -> str:
     return f"{folder} has a config.json but no weights: it is incomplete, download it again"
 
 
-def _require_files(place: Path, weights: BackboneFiles) -> None:
+def _require_files(place: Path, weights: BackboneFiles, needs_tokenizer: bool) -> None:
     if weights.missing:
         more = f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
         raise ModelError(
             f"{place / weights.folder} lacks {weights.missing[0]}{more}: it is incomplete, "
             "download it again"
         )
-    if not weights.has_tokenizer:
+    if needs_tokenizer and not weights.has_tokenizer:
         raise ModelError(
             f"{place / weights.folder} has no tokenizer: it is incomplete, download it again"
         )

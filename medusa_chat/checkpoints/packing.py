@@ -4,6 +4,7 @@ That import takes seconds of one core, and packing as long again of the others. 
 what is packed, waits for what is being packed, and packs the rest as ever.
 """
 
+import atexit
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ class Packing:
         self._packed: dict[str, tuple[Weights, Tensor] | None] = {}
         self._now, self._changed = "", Condition()
         self._thread = Thread(target=self._run, name="packing", daemon=True)
+        atexit.register(self.stop)  # a thread ended inside of C++ would take all along
         self._thread.start()
 
     def take(self, name: str) -> tuple[Weights, Tensor] | None:
@@ -53,8 +55,9 @@ class Packing:
         """End the thread, and free what nobody took."""
         with self._changed:
             self._left.clear()
-            self._changed.wait_for(lambda: not self._now)
-            self._packed.clear()
+        self._thread.join()
+        self._packed.clear()
+        atexit.unregister(self.stop)
 
     def _run(self) -> None:
         with _often_switched():

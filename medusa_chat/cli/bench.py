@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from medusa_chat import paths
 from medusa_chat.cli.options import (
     AsJson,
-    LoadOptions,
+    DraftOptions,
     TreeName,
     count,
     file_path,
@@ -62,7 +62,6 @@ class StudyInputs:
     prompts: Annotated[Path | None, file_path("Questions in the format of MT-Bench.")] = None
     questions: Annotated[int | None, count("Use N of the prompts, evenly spaced.", min=1)] = None
     nodes: Annotated[int | None, count("With --study exactness: nodes of the tree.", min=2)] = None
-    draft: Annotated[Path | None, folder_path("Draft model with the same vocabulary.")] = None
     vllm: Annotated[Path | None, value("PYTHON", "With --study vllm: a Python that has vLLM.")] = (
         None
     )
@@ -86,7 +85,7 @@ class PeerInputs:
 
 
 @dataclass(frozen=True)
-class Bench(StudyInputs, PeerInputs, LoadOptions, BenchOptions):
+class Bench(StudyInputs, PeerInputs, DraftOptions, BenchOptions):
     """Measure plain decoding and drafting on this machine, beside other programs."""
 
     def run(self) -> None:
@@ -99,7 +98,7 @@ class Bench(StudyInputs, PeerInputs, LoadOptions, BenchOptions):
         _refuse_missing("file", Path.is_file, self.prompts)
         _refuse_missing("file", Path.is_file, *(self.file or ()))
         _refuse_missing("program", shutil.which, self.llama_bench, self.vllm)
-        _refuse_missing("folder", Path.is_dir, self.draft, self.vllm_heads)
+        _refuse_missing("folder", Path.is_dir, self.vllm_heads)
         from medusa_chat.bench import table
 
         result = _measure(request, self)

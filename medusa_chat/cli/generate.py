@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from medusa_chat.cli.options import (
-    LoadOptions,
+    DraftOptions,
     count,
     file_path,
     flag,
@@ -22,6 +22,7 @@ from medusa_chat.cli.options import (
     values_of,
 )
 from medusa_chat.cli.terminal import answer, note, open_trace, require_writable, show_load
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest, Message, Prompt, without_broken_characters
@@ -53,7 +54,7 @@ class PromptOptions:
 
 
 @dataclass(frozen=True)
-class DecodingOptions(LoadOptions):
+class DecodingOptions(DraftOptions):
     """Options of a command that generates: the fields of GenerationSettings, which checks them,
     a preset under them, and --verbose."""
 
@@ -63,8 +64,8 @@ class DecodingOptions(LoadOptions):
     drafter: Annotated[
         str | None,
         value(
-            "auto|medusa|prompt-lookup|none",
-            "What drafts; auto: the heads, if any, and prompt lookup.",
+            "|".join(kinds.NAMES),
+            "What drafts; auto: the heads or the draft model, if any, and prompt lookup.",
         ),
     ] = None
     acceptance: Annotated[

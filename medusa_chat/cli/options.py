@@ -7,7 +7,7 @@ first.
 
 import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -111,6 +111,19 @@ class LoadOptions:
             self.max_context,
             self.offline,
         )
+
+
+@dataclass(frozen=True)
+class DraftOptions(LoadOptions):
+    """Options of every command that decodes."""
+
+    draft: Annotated[
+        str | None, value(PLACE, "Smaller model with the same tokenizer, which drafts.")
+    ] = None
+
+    def load_request(self) -> LoadRequest:
+        """See LoadOptions."""
+        return replace(super().load_request(), draft=self.draft)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from medusa_chat.cli.options import ApiAccess, LoadOptions
+from medusa_chat.cli.options import ApiAccess, DraftOptions
 from medusa_chat.cli.terminal import note
 from medusa_chat.messages import LoadPhase
 from medusa_chat.runtime.requests import Ticket
@@ -28,7 +28,7 @@ class AddressOptions:
 
 
 @dataclass(frozen=True)
-class Serve(LoadOptions, ApiAccess, AddressOptions):
+class Serve(DraftOptions, ApiAccess, AddressOptions):
     """Serve the model to other programs, by the API of OpenAI."""
 
     def run(self) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from medusa_chat import paths
-from medusa_chat.cli.options import ApiAccess, LoadOptions, flag, value
+from medusa_chat.cli.options import ApiAccess, DraftOptions, flag, value
 from medusa_chat.cli.terminal import note
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime.history import FILE, History
@@ -39,7 +39,7 @@ class UiOptions:
 
 
 @dataclass(frozen=True)
-class Ui(LoadOptions, ApiAccess, UiOptions):
+class Ui(DraftOptions, ApiAccess, UiOptions):
     """Open the chat page (the default command)."""
 
     def run(self) -> int:

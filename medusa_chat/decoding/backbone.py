@@ -1,6 +1,6 @@
 """Backbone: a stock transformers model made ready for trees: decoder, LM head, masks, cache."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -53,6 +53,7 @@ class Backbone:
         self.has_experts = any(_is_of_experts(*named) for named in model.named_modules())
         most = 2 * MAX_NODES if self.lm_head.pads_rows and self.has_experts else MAX_NODES
         self.cache = KVCache(shapes, context + most, self.dtype)
+        self.is_tapped = False
 
     def attend_by(self, implementation: str) -> None:
         """Use the attention function of this name."""
@@ -63,6 +64,20 @@ class Backbone:
     def takes_words(self) -> bool:
         """Whether the attention takes node masks, which need no tensor as long as the text."""
         return self.implementation in attention.TAKE_WORDS
+
+    def tap(self, places: Sequence[int]) -> None:
+        """Keep of every pass from now on what transformers calls hidden_states at these places,
+        each the residual before the layer of that number, from 1 on."""
+        self.is_tapped = bool(places)
+        if not hasattr(self.decoder, "tap"):
+            self.decoder = TappedDecoder(self.decoder)
+        self.decoder.tap([place - 1 for place in places])
+
+    @property
+    def tapped(self) -> Tensor:
+        """[n, k, d] of the last pass, see `tap`."""
+        tapped: Tensor = self.decoder.tapped
+        return tapped
 
     @property
     def beside(self) -> tuple[nn.Module, ...]:
@@ -154,6 +169,33 @@ class Backbone:
         zeros = torch.zeros(distance.shape, dtype=self.dtype, device=self.device)
         mask: Tensor = zeros.masked_fill(hidden, -torch.inf)
         return mask
+
+
+class TappedDecoder:
+    """A stock decoder that keeps the states behind some of its layers. tapped [n, k, d]: of the
+    last pass."""
+
+    def __init__(self, decoder: Any) -> None:
+        self.stock, self._kept = decoder, dict[int, Tensor]()
+        self._layers: Sequence[int] = ()
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the states behind these layers, counted from 0."""
+        self._layers = layers
+        for number in set(layers):
+            self.stock.layers[number].register_forward_hook(
+                lambda _module, _given, out, number=number: self._keep(number, out)
+            )
+
+    def _keep(self, number: int, out: Any) -> None:
+        self._kept[number] = (out if isinstance(out, Tensor) else out[0])[0]
+
+    @property
+    def tapped(self) -> Tensor:
+        return torch.stack([self._kept[number] for number in self._layers], 1)
+
+    def __call__(self, **given: Any) -> Any:
+        return self.stock(**given)
 
 
 def _is_of_experts(name: str, module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import exp, log, log2
+from math import exp, inf, log, log2
 from statistics import median
 
 from medusa_chat.decoding.events import Learnt
@@ -27,11 +27,12 @@ GAIN_WEIGHT = 1 / 24  # of one step in the gain of drafts; fewer steps are noise
 TRUST_WEIGHT = 1 / 64  # of one step in the correction of probabilities
 TRUST, TRUST_TOKENS = 0.85, 4.0  # initial correction (drafters are overconfident), its weight
 MOST_TRUST = 1.5
+TRIED = 48  # drafted steps after which two drafters are compared
 STAY = 1.03  # gain that justifies another size of a recorded tree: each size is recorded anew
 # reasons for a step's number of nodes
 WHOLE, PART, SOME, TRIAL = "all", "the most tokens a second", "what is left to spend", "trial"
-HEADS, TEXT = "the heads' probabilities", "what the text repeats"
-BOTH = "the heads' probabilities and what the text repeats"
+HEADS, TEXT = "the drafter's probabilities", "what the text repeats"
+BOTH = "the drafter's probabilities and what the text repeats"
 NO_PAY, SPENT = "off: drafts would not pay", "off: drafts have cost what they may"
 TIMED = "off: a plain step, to know its time"
 
@@ -105,6 +106,21 @@ class StepTimes:
             self._corrections[i] = _between(places, values, log2(SIZES[i]))
 
 
+class PassCost:
+    """What a pass of a drafter costs, in plain steps, learnt from its drafts: for a drafter that
+    runs once for each depth, so that a longer draft costs more."""
+
+    def __init__(self, prior: float) -> None:
+        self.value, self._seen = prior, 0
+
+    def record(self, seconds: float, passes: float, plain_seconds: float) -> None:
+        """Learn from a draft of so many passes."""
+        if passes > 0 and plain_seconds > 0:
+            self._seen += 1
+            cost = min(seconds / passes / plain_seconds, 4 * self.value + 0.1)
+            self.value += _weight(self._seen) * (cost - self.value)
+
+
 def _weight(seen: int) -> float:
     """Of one step in a running mean over `seen` steps."""
     return max(1 / (seen + PRIOR_STEPS), LEAST_WEIGHT)
@@ -124,7 +140,9 @@ class Allowance:
     """What one step may draft: at most `nodes` nodes including the root, and the reason, which the
     step's event has. For cutting a draft by its probabilities: costs[m - 1] of a step of m nodes
     with its draft; rate: tokens that the time of a plain step should give; trust: factor on the
-    drafter's probabilities. by_heads, by_text: the sources of the draft."""
+    drafter's probabilities. by_heads, by_text: the sources of the draft, the drafter and the text.
+    per_pass: the cost of a pass of a drafter that runs several times, which is then not in `costs`.
+    """
 
     nodes: int
     reason: str
@@ -133,6 +151,15 @@ class Allowance:
     trust: float = 1.0
     by_heads: bool = True
     by_text: bool = False
+    per_pass: float = 0.0
+
+    def pays(self, probability: float, nodes: int) -> bool:
+        """Whether another pass of the drafter pays, which finds a node of this probability at most,
+        for a draft that has so many nodes."""
+        if not self.costs:
+            return True
+        more = self.costs[min(nodes, len(self.costs) - 1)] - self.costs[nodes - 1]
+        return probability * self.trust > self.rate * (self.per_pass + more)
 
     def cut(self, probabilities: Sequence[float]) -> int:
         """How many of a draft's nodes to keep; without costs, as many as are allowed.
@@ -168,11 +195,14 @@ class Budget:
     do not pay for trials of the heads.
     """
 
-    def __init__(self, times: StepTimes) -> None:
-        self.times = times
+    def __init__(self, times: StepTimes, pass_cost: PassCost | None = None) -> None:
+        """pass_cost: of a drafter that runs once for each depth; None for one whose draft costs
+        what `times` has learnt of it."""
+        self.times, self.pass_cost = times, pass_cost
         self.credit = self._trials = CREDIT  # trials: the credit without the text's gains
         self._accepted, self._promised = TRUST * TRUST_TOKENS, TRUST_TOKENS
         self._given = self._spent = 1.0  # running means of steps drafted by the heads alone
+        self._drafted = 0  # steps of these
         self._is_by_heads = self._is_alone = True  # the step that was allowed last
         self._size = 1  # of a recorded tree, the last one
         self.begin((1.0,), False)
@@ -205,14 +235,22 @@ class Budget:
         return allowance
 
     def record(
-        self, nodes: int, tokens: int, is_drafted: bool, guessed: int, said: float | None = None
+        self,
+        nodes: int,
+        tokens: int,
+        is_drafted: bool,
+        guessed: int,
+        said: float | None = None,
+        passes: float = 1.0,
     ) -> None:
         """Record the step that was allowed last: its nodes, and its tokens (1 if no draft was
         accepted). is_drafted: whether there was a draft. guessed: the tokens without those that
-        only the text proposed. said: the sum of the heads' probabilities of the kept nodes, if they
-        cut the draft."""
-        costs = self._by_heads if self._is_by_heads else self._by_text
+        only the text proposed. said: the sum of the drafter's probabilities of the kept nodes, if
+        they cut the draft. passes: of the drafter."""
+        is_drafted = is_drafted or (self.pass_cost is not None and passes > 0)
+        costs = self._by_heads if self._is_by_heads and not self.pass_cost else self._by_text
         spent = max(1.0, costs[min(nodes, len(costs)) - 1]) if is_drafted else 1.0
+        spent += self.pass_cost.value * passes if self.pass_cost else 0.0
         earned, lost = (guessed, spent) if self._is_by_heads else (1, 1.0)
         self.credit = min(CREDIT, self.credit + (1 + SHARE) * tokens - spent)
         self._trials = max(0.0, min(CREDIT, self._trials + (1 + SHARE) * earned - lost))
@@ -222,6 +260,7 @@ class Budget:
         self._promised += promised - TRUST_WEIGHT * self._promised
         self._accepted += guessed - 1 - TRUST_WEIGHT * self._accepted
         if self._is_alone:
+            self._drafted += 1
             self._given += GAIN_WEIGHT * (tokens - self._given)
             self._spent += GAIN_WEIGHT * (spent - self._spent)
 
@@ -229,6 +268,12 @@ class Budget:
     def trust(self) -> float:
         """Factor on the drafter's probabilities."""
         return min(self._accepted / max(self._promised, 1e-9), MOST_TRUST)
+
+    @property
+    def gain(self) -> float:
+        """Tokens of the drafter's lately drafted steps for each plain step's time; without limit
+        until TRIED of them are known."""
+        return self._given / self._spent if self._drafted >= TRIED else inf
 
     @property
     def learnt(self) -> Learnt:
@@ -242,7 +287,11 @@ class Budget:
     def _refresh(self) -> None:
         """Read the current costs."""
         self._by_text = self.times.costs()
-        self._by_heads = tuple(cost + self.times.draft for cost in self._by_text)
+        if self.pass_cost is None:
+            self._by_heads = tuple(cost + self.times.draft for cost in self._by_text)
+        else:
+            pairs = enumerate(self._by_text)  # at most a pass for each node
+            self._by_heads = tuple(cost + self.pass_cost.value * n for n, cost in pairs)
 
     def _rates(self) -> dict[int, float]:
         """Number of nodes -> tokens per plain step's time; cut drafts count as the largest size."""
@@ -261,10 +310,12 @@ class Budget:
         credit = self.credit if best > 1 else min(self.credit, self._trials)
         affordable = max(1, bisect_right(self._by_heads, 1.0 + credit))
         if self.is_cut and affordable > 1:
+            costs = self._by_text if self.pass_cost else self._by_heads
+            per_pass = self.pass_cost.value if self.pass_cost else 0.0
             if best > 1:
-                return Allowance(affordable, HEADS, self._by_heads, rate, self.trust)
+                return Allowance(affordable, HEADS, costs, rate, self.trust, per_pass=per_pass)
             trust = max(self.trust, TRUST)  # without drafts, trust would never recover
-            return Allowance(affordable, TRIAL, self._by_heads, rate, trust)
+            return Allowance(affordable, TRIAL, costs, rate, trust, per_pass=per_pass)
         wanted = best if best > 1 else self._sizes[1]  # a trial: the text may be easier by now
         nodes = max(m for m in self._sizes if m <= min(wanted, affordable))
         if nodes == 1:
@@ -280,10 +331,13 @@ class Budget:
         end, costs = len(self.expected), self._by_heads
         beside = self._given if self.is_cut else 1 + self.trust * (self.expected[-1] - 1)
         tokens += (1 - text[0]) * (beside - 1)
-        rate = max(rate, tokens / costs[min(end + nodes, len(costs)) - 1])
+        cost = costs[min(end + nodes, len(costs)) - 1]
+        if self.pass_cost is not None:  # its usual draft is far shorter than the longest
+            cost = self._spent + self._by_text[nodes] - 1.0
+        rate = max(rate, tokens / cost)
         if alone is not None and alone.rate >= rate:
             return alone
-        if text[0] < rate * (costs[1] - costs[0]):
+        if text[0] < rate * (self._by_text[1] - self._by_text[0]):
             return heads  # the text's first node would not pay for its time
         reason = TRIAL if heads.reason == TRIAL else BOTH
         return replace(heads, reason=reason, rate=rate, by_text=True)

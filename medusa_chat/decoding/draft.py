@@ -1,17 +1,15 @@
-"""Draft and Plan: what a step proposes, and what the host knows of it; drafters without heads."""
+"""Draft and Plan: what a step proposes, and what the host knows of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from medusa_chat.decoding.budget import BOTH, WHOLE, Budget
-from medusa_chat.decoding.continuation import Continuation
+from medusa_chat.decoding.budget import BOTH
 from medusa_chat.decoding.events import Source
-from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.decoding.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +43,8 @@ class TreeTensors:
 @dataclass(frozen=True)
 class Draft:
     """A proposal. tokens: int64 [n] on the device, the root first. tensors: its tree. shares: the
-    heads' probabilities [n] (undefined for other sources), float32 on the device or on the host, or
-    None. guesses, sources: see DraftRecord."""
+    drafter's probabilities [n] (undefined for the text's nodes), float32 on the device or on the
+    host, or None. guesses, sources: see DraftRecord."""
 
     tokens: Tensor
     tensors: TreeTensors
@@ -65,8 +63,9 @@ class Plan:
 
     index int64 [n]: each node's place in [root, the `width` best guesses of the first of `heads`
     heads, of the second, ..., text]; None: the root alone. text int64 [t]: tokens from
-    `Drafter.plan`, on the device. is_grown: `fill` selects some of the nodes, by numbers that it
+    `Drafting.plan`, on the device. is_grown: `fill` selects some of the nodes, by numbers that it
     reads on the host. reason: why it has this many nodes (budget.py). sources: see DraftRecord.
+    shares: see Draft, of nodes that are known already. passes: of the drafter, for its time.
     """
 
     tensors: TreeTensors
@@ -77,6 +76,8 @@ class Plan:
     heads: int = 0
     text: Tensor | None = None
     sources: tuple[Source | None, ...] = ()
+    shares: Sequence[float] | None = None
+    passes: float = 0.0
 
     @property
     def tree(self) -> Tree:
@@ -84,9 +85,9 @@ class Plan:
 
 
 def text_draft(plan: Plan, root: Tensor) -> Draft:
-    """The draft of a plan without heads: root int64 [1], then the text's tokens, if any."""
+    """The draft of a plan whose tokens are known: root int64 [1], then those, if any."""
     tokens = root if plan.text is None else torch.cat((root, plan.text))
-    return Draft(tokens, plan.tensors, sources=plan.sources)
+    return Draft(tokens, plan.tensors, plan.shares, sources=plan.sources)
 
 
 @lru_cache(maxsize=64)
@@ -131,6 +132,7 @@ def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.de
         width=width,
         reason=BOTH,
         heads=heads.depth,
+        passes=min(heads.depth, 1),
         text=torch.zeros(count, dtype=torch.long, device=device),
         sources=(None, *by_heads, *by_text),
     )
@@ -140,77 +142,3 @@ def _with_chain(tree: Tree, nodes: int, depth: int, count: int, device: torch.de
 def shape_of(parents: tuple[int, ...], ranks: tuple[int, ...], device: torch.device) -> TreeTensors:
     """The constants of a tree made for one step; a few shapes recur."""
     return TreeTensors.of(Tree(parents, ranks), device)
-
-
-class Drafter(Protocol):
-    """Proposes drafts in two calls: `plan` on the host, then `fill` with the tokens on the
-    device."""
-
-    name: str
-
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
-        """The plan of the next draft.
-
-        tokens: the ids added to the text since the last call (first the prompt), the root last.
-        depth: the largest depth that the context has room for.
-        """
-
-    def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
-        """The draft of `plan`. root int64 [1], on the device; hidden [1, d]: the backbone's hidden
-        state that predicted the root; details: whether the draft has probabilities."""
-
-    def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Record the last step: its number of nodes, and the accepted ones, the root first."""
-
-
-class Autoregressive:
-    """Drafter "none": plain decoding, one token a step."""
-
-    name, why = "none", "off: plain decoding"
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._root = Plan(TreeTensors.of(ROOT, device), reason=self.why)
-
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
-        return self._root
-
-    def fill(self, plan: Plan, root: Tensor, hidden: Tensor, details: bool) -> Draft:
-        """root int64 [1], the planned tokens after it; hidden [1, d] is not read."""
-        return text_draft(plan, root)
-
-    def learn(self, nodes: int, path: Sequence[int]) -> None:
-        """Does nothing: the hit rates of matches are counted for every token, drafted or not."""
-
-
-class PromptLookup(Autoregressive):
-    """Drafter "prompt-lookup": a chain of the tokens that followed an earlier occurrence of the
-    text's last tokens: `nodes` including the root (at most DEPTH + 1), or as a budget allows."""
-
-    name, why = "prompt-lookup", "off: no match"
-
-    def __init__(self, nodes: int, device: torch.device, budget: Budget | None = None) -> None:
-        super().__init__(device)
-        self.nodes, self.budget, self._text = nodes, budget, Continuation()
-        self._is_drafted = False  # whether the last step had a draft
-
-    def plan(self, tokens: Sequence[int], depth: int) -> Plan:
-        self._text.read(tokens)
-        chain, reason = self._follow(min(self.nodes - 1, depth))
-        self._is_drafted = bool(chain)
-        if not chain:
-            return replace(self._root, reason=reason)
-        return replace(with_chain(ROOT, 1, 0, chain, self._device), reason=reason, sources=())
-
-    def _follow(self, depth: int) -> tuple[Sequence[int], str]:
-        """(the next tokens according to the text, the reason for their number)."""
-        if self.budget is None:
-            tokens = self._text.following(depth)
-            return tokens, WHOLE if tokens else self.why
-        guess = self._text.guess(depth)
-        allowed = self.budget.allow(guess.reached if guess else ())
-        return (guess.tokens[: allowed.nodes - 1], allowed.reason) if guess else ((), self.why)
-
-    def learn(self, nodes: int, path: Sequence[int]) -> None:
-        if self.budget is not None:
-            self.budget.record(nodes, len(path), self._is_drafted, 1)

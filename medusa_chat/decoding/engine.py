@@ -11,17 +11,15 @@ from medusa_chat.decoding.acceptance import ACCEPTANCE, VerifyInput
 from medusa_chat.decoding.answer import Answer, busy_clock
 from medusa_chat.decoding.budget import Budget, StepTimes
 from medusa_chat.decoding.detokenizer import TokenTexts
-from medusa_chat.decoding.draft import (
-    Autoregressive,
-    Draft,
-    Drafter,
-    Plan,
-    PromptLookup,
-    TreeTensors,
-)
+from medusa_chat.decoding.draft import Draft, Plan, TreeTensors
+from medusa_chat.decoding.drafters import kinds
+from medusa_chat.decoding.drafters.drafter import Drafter, Drafting, Features
+from medusa_chat.decoding.drafters.kinds import Kind
+from medusa_chat.decoding.drafters.lookup import Autoregressive, PromptLookup
+from medusa_chat.decoding.drafters.medusa import Medusa
+from medusa_chat.decoding.drafters.tree_drafting import TreeDrafting
 from medusa_chat.decoding.events import Prefilled, Reading, Reason, Told
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.penalties import Penalties
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.reasoning import Part, ReasoningReader
@@ -35,7 +33,8 @@ PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp1
 
 
 class Engine:
-    """Decodes with a backbone and, where there are any, its Medusa heads.
+    """Decodes with a backbone and what drafts for it: Medusa heads, a drafter that follows the
+    text, or neither.
 
     Between answers it keeps the KV cache and its exact token ids, so that a prompt that starts like
     the last text is prefilled only from their first difference; while the cache has room for it,
@@ -48,10 +47,13 @@ class Engine:
         backend: StepBackend,
         heads: MedusaHeads | None = None,
         eos: frozenset[int] = frozenset(),
+        drafter: Drafter | None = None,
     ) -> None:
-        """backend: runs the steps, on its backbone. eos: ids of the tokens that end an answer."""
+        """backend: runs the steps, on its backbone. eos: ids of the tokens that end an answer.
+        drafter: one that follows the text beside the backbone."""
         self.backend, self.backbone = backend, backend.backbone
         self.heads = heads
+        self.follower: Drafter | None = None  # beside the backbone, told of the text
         self.eos = eos
         self.name = ""
         self.precision = PRECISIONS.get(self.backbone.dtype, str(self.backbone.dtype))
@@ -59,36 +61,57 @@ class Engine:
         self._busy = busy_clock(self.backbone.device)
         self._ids: list[int] = []  # what the cache holds
         self._aside: list[int] = []  # what it was to set aside
+        self._following: Drafter | None = None  # that drafts the current answer
+        if drafter is not None:
+            self.follow(drafter)
+
+    def follow(self, drafter: Drafter) -> None:
+        """Tell this drafter of the text from now on."""
+        self.follower = drafter
+        self.forget()
+        if drafter.taps:
+            self.backbone.tap(drafter.taps)
 
     def drafter(
         self,
         settings: GenerationSettings,
         tree: Tree,
         budget: Budget | None = None,
-    ) -> Drafter:
-        """The drafter that resolved settings name. Raises UsageError when it needs heads.
+        kind: Kind | None = None,
+    ) -> Drafting:
+        """What drafts an answer with resolved settings. Raises UsageError for a kind that the model
+        does not have.
 
-        budget: decides how much is drafted at each step.
+        tree: that heads fill. budget: decides how much is drafted at each step. kind: which one
+        drafts for "auto"; None for the heads.
         """
-        if settings.drafter == Autoregressive.name:
-            return Autoregressive(self.backbone.device)
-        if settings.drafter == PromptLookup.name:
-            return PromptLookup(settings.nodes or len(tree), self.backbone.device, budget)
+        device = self.backbone.device
+        if settings.drafter == kinds.NONE.name:
+            return Autoregressive(device)
+        nodes = settings.nodes or len(tree)
+        if settings.drafter == kinds.LOOKUP.name:
+            return PromptLookup(nodes, device, budget)
+        reads_text = settings.drafter in (None, kinds.AUTO)
+        kind = kind or (kinds.MEDUSA if reads_text else kinds.BY_NAME[settings.drafter or ""])
+        if kind is not kinds.MEDUSA:
+            if self.follower is None or self.follower.kind is not kind:
+                raise UsageError(kind.missing)
+            return TreeDrafting(self.follower, device, ROOT, nodes, budget, reads_text)
         if self.heads is None:
-            raise UsageError("the checkpoint has no Medusa heads: use --drafter prompt-lookup")
-        reads_text, is_recorded = settings.drafter != "medusa", self.backend.tries > 0
-        return Medusa(self.heads, self.backbone, tree, budget, reads_text, is_recorded)
+            raise UsageError(kind.missing)
+        heads = Medusa(self.heads, self.backbone.lm_head, self.backbone.vocabulary)
+        is_recorded = self.backend.tries > 0
+        return TreeDrafting(heads, device, tree, None, budget, reads_text, is_recorded)
 
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""
-        self._ids = []
-        self.backbone.cache.crop(0)
+        self._crop(0)
         self.backbone.cache.aside = 0
 
     def generate(
         self,
         prompt_ids: Sequence[int],
-        drafter: Drafter,
+        drafter: Drafting,
         settings: GenerationSettings,
         details: bool = True,
         texts: TokenTexts | None = None,
@@ -108,6 +131,7 @@ class Engine:
         started = perf_counter()
         limit = self._limit(len(prompt_ids), settings)
         answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs, self.backend.rows)
+        self._following = drafter.drafter
         reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
         while len(prompt_ids) - len(self._ids) > chunk:
             self._read(prompt_ids[len(self._ids) :][:chunk])
@@ -125,6 +149,7 @@ class Engine:
         known: Sequence[int] = [*prompt_ids, first.next_token]
         state = DecodeState(drafter, settings, details, hidden, first.next_token)
         state.keeps_logits, state.penalties = logprobs is not None, penalties
+        state.keeps_states = self._following is not None and self._following.reads_states
         if penalties is not None:
             penalties.add([first.next_token])
         while answer.reason is None:
@@ -157,28 +182,34 @@ class Engine:
         try:
             return probe_logits(self.backbone, self.heads, self._ids, token_ids, path, head)
         finally:
-            self._ids = self._ids[: self.backbone.cache.length]
+            self._crop(self.backbone.cache.length)
 
     def _step(self, state: DecodeState, known: Sequence[int], room: int) -> tuple[StepResult, Plan]:
         """The next step, and its plan. known: the tokens since the last step (first the prompt),
         the root last. room: tokens that the answer may still have."""
         begun, state.most = perf_counter(), room
-        cache, drafter = self.backbone.cache, state.drafter
+        cache, drafter = self.backbone.cache, state.drafting
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
         cache.claim(self._most_rows)
         result = self._backend(state).step(state, plan)
         result.heads_seconds += planned
-        self._ids += result.tokens if result.is_finite else []
+        if result.is_finite:
+            self._ids += result.tokens
+            self._observe(result.tokens, result.states, result.taps)
         drafter.learn(result.nodes, result.path)
         return result, plan
 
-    def _record(self, drafter: Drafter, result: StepResult, plan: Plan, seconds: float) -> None:
+    def _record(self, drafter: Drafting, result: StepResult, plan: Plan, seconds: float) -> None:
         """Record how long a step took for the budgets; only in answers that have a budget, since
         steps of other answers run under other conditions."""
-        if self.times is not None and getattr(drafter, "budget", None) is not None:
-            drafting = result.heads_seconds
-            self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
+        budget: Budget | None = getattr(drafter, "budget", None)
+        if self.times is None or budget is None:
+            return
+        drafting = result.heads_seconds
+        self.times.record(result.nodes, seconds - drafting, drafting, plan.heads > 0)
+        if budget.pass_cost is not None:
+            budget.pass_cost.record(drafting, plan.passes, self.times.plain_seconds)
 
     def _prefilled(
         self,
@@ -206,9 +237,9 @@ class Engine:
         )
 
     def _backend(self, state: DecodeState) -> StepBackend:
-        """The backend for the step. If logits are kept it is never a recording, whose logits are
-        overwritten by its next step; nor with penalties, which are computed on the host."""
-        is_read = state.keeps_logits or state.penalties is not None
+        """The backend for the step. If logits or states are kept it is never a recording, whose
+        own are overwritten by its next step; nor with penalties, which are computed on the host."""
+        is_read = state.keeps_logits or state.keeps_states or state.penalties is not None
         is_recorded = not isinstance(self.backend, TorchStep)
         return TorchStep(self.backbone) if is_read and is_recorded else self.backend
 
@@ -231,18 +262,24 @@ class Engine:
     def _reuse(self, prompt_ids: Sequence[int]) -> int:
         """Crop the cache to its common prefix with the prompt -> how many tokens are reused. Of the
         two texts that it may hold it takes the one that the prompt shares more with, and sets the
-        other aside."""
+        other aside. What follows the text is told of it."""
         cache, aside = self.backbone.cache, self._aside
         shared = common_prefix(self._ids, prompt_ids)
         if cache.aside and common_prefix(aside, prompt_ids) > shared:
             cache.exchange()
+            if self.follower is not None:  # it knows the other text alone
+                self.follower.crop(common_prefix(self._ids, aside))
             self._ids, self._aside = aside, self._ids
         elif self._is_other(prompt_ids, shared):
             cache.set_aside()
             self._aside = self._ids
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
-        self._ids = self._ids[:reused]
-        self.backbone.cache.crop(reused)
+        following = self._following
+        if following is not None and following.reads_states:  # of the rest it knows no states
+            reused = min(reused, following.length)
+        self._crop(reused)
+        if following is not None and following.length < reused:
+            following.observe(Features(prompt_ids[following.length : reused]))
         return reused
 
     def _is_other(self, prompt_ids: Sequence[int], shared: int) -> bool:
@@ -251,6 +288,19 @@ class Engine:
         held, cache = len(self._ids), self.backbone.cache
         is_other = 2 * shared < held and shared < len(prompt_ids) - 1 and held >= WORTH
         return is_other and held + len(prompt_ids) + self._most_rows <= cache.capacity
+
+    def _crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens of the text, here and in what follows it."""
+        self._ids = self._ids[:length]
+        self.backbone.cache.crop(length)
+        if self.follower is not None:
+            self.follower.crop(length)
+
+    def _observe(self, tokens: Sequence[int], states: Tensor | None, taps: Tensor | None) -> None:
+        """Tell the drafter of this answer that tokens became text. states, taps: theirs."""
+        if self._following is not None:
+            kept = states if self._following.reads_states else None
+            self._following.observe(Features(tokens, kept, taps))
 
     @torch.inference_mode()
     def _prefill(
@@ -279,6 +329,8 @@ class Engine:
         self.backbone.cache.claim(self._most_rows + len(tokens))
         hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))
         self._ids += tokens
+        is_tapped = self._following is not None and self.backbone.is_tapped
+        self._observe(tokens, hidden, self.backbone.tapped[: len(tokens)] if is_tapped else None)
         return hidden
 
     def _limit(self, prompt_tokens: int, settings: GenerationSettings) -> tuple[int, Reason]:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 VERSION = 1
 Reason = Literal["eos", "length", "stop", "context", "cancelled", "error"]
-Source = Literal["heads", "text", "both"]
+Source = Literal["heads", "draft", "text", "both", "draft and text"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class DraftRecord:
     node's place among its head's predictions. texts, next_text: the text of each token and of the
     next token, "" if there is none; filled in by Answer. Values that do not exist are None.
     guesses[k]: head k's predictions, most probable first, if only a part of the tree was drafted.
-    sources: what proposed each node, None for the root; empty if all are the drafter's own (for
-    "auto", the heads').
+    sources: what proposed each node, None for the root: the heads, a draft model, the text, or
+    "both", the heads and the text; empty if all are the drafter's own (for "auto", the heads').
     """
 
     tokens: tuple[int, ...]

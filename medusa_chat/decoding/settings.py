@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.errors import UsageError
 from medusa_chat.ranges import require_ranges, within
 
-DRAFTER_NAMES = ("auto", "medusa", "prompt-lookup", "none")
 ACCEPTANCE_NAMES = ("exact", "typical", "typical-sampled")
 GREEDY = 1e-3  # a temperature below it decodes greedily
 MAX_NODES = 256
@@ -48,7 +48,7 @@ class GenerationSettings:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_choice("drafter", self.drafter, (None, *DRAFTER_NAMES))
+        _require_choice("drafter", self.drafter, (None, *kinds.NAMES))
         _require_choice("acceptance", self.acceptance, ACCEPTANCE_NAMES)
         require_ranges(self)
         if not isinstance(self.tree, str) or not self.tree:

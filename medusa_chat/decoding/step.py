@@ -11,7 +11,8 @@ from torch import Tensor
 
 from medusa_chat.decoding.acceptance import ACCEPTANCE, Acceptance, Position, Rows, VerifyInput
 from medusa_chat.decoding.backbone import Backbone
-from medusa_chat.decoding.draft import Draft, Drafter, Plan
+from medusa_chat.decoding.draft import Draft, Plan
+from medusa_chat.decoding.drafters.drafter import Drafting
 from medusa_chat.decoding.events import DraftRecord
 from medusa_chat.decoding.penalties import Penalties
 from medusa_chat.decoding.settings import GenerationSettings
@@ -23,15 +24,17 @@ Pass = Callable[[Draft], tuple[Tensor, Tensor]]  # of n nodes -> hidden [n, d], 
 class DecodeState:
     """How an answer is decoded, and its current position, which every step moves on. root_id: the
     root; hidden [1, d]: the backbone's state from which it was predicted, on the device; most:
-    tokens still to generate; keeps_logits: whether results have them; penalties: None: none."""
+    tokens still to generate; keeps_logits, keeps_states: whether results have them; penalties:
+    None: none."""
 
-    drafter: Drafter
+    drafting: Drafting
     settings: GenerationSettings
     details: bool
     hidden: Tensor
     root_id: int
     most: int = 1
     keeps_logits: bool = False
+    keeps_states: bool = False
     penalties: Penalties | None = None
 
 
@@ -39,7 +42,8 @@ class DecodeState:
 class StepResult:
     """The result of one step. path: the accepted nodes, the root first; tokens: theirs; nodes: of
     the draft. heads_seconds: time of drafting; backbone_seconds: of the pass, LM head included.
-    logits [nodes, V]: where the state asks for them."""
+    logits [nodes, V]; states [path, d] after the final norm, and taps [path, k, d] where the
+    backbone is tapped: where the state asks for them."""
 
     path: list[int]
     tokens: list[int]
@@ -50,6 +54,8 @@ class StepResult:
     heads_seconds: float = 0.0
     backbone_seconds: float = 0.0
     logits: Tensor | None = None
+    states: Tensor | None = None
+    taps: Tensor | None = None
 
 
 class StepBackend(Protocol):
@@ -84,7 +90,7 @@ def run_step(
     or what stands for them in a recording; rows: what reads the logits.
     """
     marks = [mark()]
-    draft = state.drafter.fill(plan, root, hidden, state.details)
+    draft = state.drafting.fill(plan, root, hidden, state.details)
     marks.append(mark())
     states, logits = run(draft)
     marks.append(mark())
@@ -109,13 +115,13 @@ class TorchStep:
         """See StepBackend."""
         cache, watch = self.backbone.cache, self._watch
         root = torch.tensor([state.root_id], device=self.backbone.device)
-        logits: list[Tensor] = []
+        kept: list[Tensor] = []
 
         def run(draft: Draft) -> tuple[Tensor, Tensor]:
             hidden, scores = self.run(draft)
             if state.penalties is not None:
                 state.penalties.apply(scores, draft)
-            logits.append(scores)
+            kept.extend((hidden, scores))
             return hidden, scores
 
         draft, accepted, (_, hidden), marks = run_step(
@@ -130,8 +136,11 @@ class TorchStep:
             watch.mark,
         )
         result = read(draft, accepted)
-        if state.keeps_logits:
-            (result.logits,) = logits
+        states, logits = kept
+        result.logits = logits if state.keeps_logits else None
+        if state.keeps_states:
+            result.states = states[result.path]
+            result.taps = self.backbone.tapped[result.path] if self.backbone.is_tapped else None
         if result.is_finite:
             cache.keep(result.path)
         state.root_id, state.hidden = result.next_token, hidden
@@ -193,7 +202,7 @@ def unpacked(words: Tensor, frame: Frame) -> StepResult:
 
 def _record(draft: Draft, rows: dict[str, list[Any]]) -> DraftRecord:
     """The draft as a trace holds it; figures that the root does not have are None, and those of
-    the heads at nodes that only the text proposed."""
+    the drafter at nodes that only the text proposed."""
     tokens, tree = rows["tokens"], draft.tree
     nothing = (None,) * len(tokens)
     known = nothing if draft.shares is None else draft.shares

@@ -4,15 +4,17 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from medusa_chat.checkpoints.devices import refuse_out_of_memory
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.memory_needs import smaller_precisions
-from medusa_chat.decoding.continuation import DEPTH
-from medusa_chat.decoding.draft import Drafter, PromptLookup
+from medusa_chat.decoding.budget import Budget
+from medusa_chat.decoding.drafters import kinds
+from medusa_chat.decoding.drafters.continuation import DEPTH
+from medusa_chat.decoding.drafters.drafter import Drafting
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step, Told
-from medusa_chat.decoding.medusa import Medusa
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.messages import Fresh, ModelInfo, TokenIds
@@ -20,6 +22,9 @@ from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt import cached_text, encode, encode_latest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.trees.presets import load_tree
+
+DRAFTED = 6  # nodes of a draft model's tree without a budget
+DRAFT_EXPECTED = tuple(accumulate(0.7**n for n in range(DEPTH + 1)))  # tokens by nodes
 
 
 def reply(
@@ -59,8 +64,9 @@ def reply(
                 own.append(event.busy_seconds)
             elif isinstance(event, Finished):
                 event = _with_plain_time(loaded, ids, settings, event, own)
-                if isinstance(drafter, Medusa | PromptLookup) and drafter.budget is not None:
-                    event = replace(event, learnt=drafter.budget.learnt)
+                budget: Budget | None = getattr(drafter, "budget", None)
+                if budget is not None:
+                    event = replace(event, learnt=budget.learnt)
                 if is_chat and (said := cached_text(loaded, read, event)):
                     loaded.remember(said)
             yield event
@@ -107,34 +113,41 @@ class _Advice:
 
 def resolve(
     loaded: LoadedModel, settings: GenerationSettings
-) -> tuple[GenerationSettings, Drafter]:
+) -> tuple[GenerationSettings, Drafting]:
     """Resolve drafter, tree, nodes and seed -> (the settings, the drafter). Raises UsageError.
 
     A budget decides how much each step drafts if the tree is auto, the number of nodes is not set,
     and the draft cannot change the text (with typical acceptance it can)."""
-    drafter, budget = settings.drafter or "auto", None
-    if drafter == "auto" and not loaded.info.heads:
-        drafter = PromptLookup.name
+    drafter, budget = settings.drafter or kinds.AUTO, None
+    kind = loaded.kind_for_auto() if drafter == kinds.AUTO else kinds.BY_NAME[drafter]
+    if drafter == kinds.AUTO and settings.tree != "auto" and loaded.info.heads:
+        kind = kinds.MEDUSA  # alone it fills a given tree
+    if kind is None:
+        drafter, kind = kinds.LOOKUP.name, kinds.LOOKUP
     is_open = settings.tree == "auto" and settings.nodes is None
     is_open &= settings.acceptance == "exact" or settings.is_greedy
     is_recorded = loaded.engine.backend.tries > 0
-    if drafter == "none":
+    if kind is kinds.NONE:
         tree, name, nodes = ROOT, "none", 1
-    elif drafter == PromptLookup.name:  # a chain: only its length is chosen
+    elif kind is kinds.LOOKUP:  # a chain: only its length is chosen
         tree, name = ROOT, drafter
         nodes = min(settings.nodes or DEPTH + 1, DEPTH + 1)
         if is_open and not is_recorded:  # recorded chains have one length
             budget = loaded.budget(drafter, (1.0,), False)
+    elif kind.has_own_tree:
+        tree, name, nodes = ROOT, kind.name, settings.nodes or DRAFTED
+        if is_open and loaded.is_cut:
+            budget = loaded.budget(drafter, DRAFT_EXPECTED, True, kind)
     elif settings.tree != "auto":
         tree, name = load_tree(settings.tree, settings.nodes), settings.tree
         nodes = len(tree)
     elif is_open:
         auto = loaded.auto_tree()
         tree, name, nodes = auto.tree, "auto", auto.nodes
-        budget = loaded.budget(drafter, auto.expected, loaded.is_cut)
+        budget = loaded.budget(drafter, auto.expected, loaded.is_cut, kind)
     else:
         auto = loaded.auto_tree(settings.nodes or loaded.info.nodes)
         tree, name, nodes = auto.tree, "auto", auto.nodes
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     settings = replace(settings, drafter=drafter, tree=name, nodes=nodes, seed=seed)
-    return settings, loaded.engine.drafter(settings, tree, budget=budget)
+    return settings, loaded.engine.drafter(settings, tree, budget, kind)

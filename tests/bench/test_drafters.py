@@ -6,22 +6,31 @@ from support.checkpoints import write_checkpoint
 from medusa_chat.bench.answers import Question, Run
 from medusa_chat.bench.drafters import OURS, PLAIN, rows_of
 from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import asset
 
 ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 
 
 def test_our_drafters_are_timed_alone(study):
     rows = list(study("drafters", questions=2).values())
-    assert [row["name"] for row in rows[:4]] == [*OURS] and rows[0]["ratio"] == 1
+    beside = ("ours, EAGLE", "ours, draft model")
+    assert [row["name"] for row in rows[:4]] == [name for name in OURS if name not in beside]
     same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
-    assert same == [1] * len(OURS)
+    assert same == [1] * 4 and rows[0]["ratio"] == 1
+
+
+def test_what_drafts_beside_the_model_is_timed_too(study):
+    demo = LoadRequest(draft=str(asset("demo/draft")), device="cpu", precision="fp32")
+    rows = study("drafters", demo, questions=1)
+    assert rows["ours, draft model: same tokens"]["value"] == 1
+    assert rows["ours, draft model: tokens a step"]["value"] > 1
 
 
 def test_a_model_without_heads_has_the_drafters_that_need_none(study, tmp_path):
     bare = LoadRequest(str(write_checkpoint(tmp_path, heads=0)), device="cpu", precision="fp32")
     rows = study("drafters", bare, questions=2)
     speeds = [name for name, row in rows.items() if row["unit"] == "tokens/s"]
-    assert speeds == [name for name in OURS if name != "ours, medusa"]
+    assert speeds == ["ours, plain", "ours, prompt lookup", "ours, auto"]
 
 
 def test_the_fastest_answer_counts_and_only_questions_that_all_answered():

@@ -55,7 +55,7 @@ def test_another_files_matrices_are_not_taken_and_end_with_the_load(library, tmp
     other._thread.join()
     assert other._packed
     other.stop()
-    assert not other._packed and not other._left
+    assert not other._packed and not other._thread.is_alive()
 
 
 def test_a_matrix_that_cannot_be_packed_is_told_by_the_load(library, tmp_path):

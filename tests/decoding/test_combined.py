@@ -14,9 +14,11 @@ from support.step_costs import EXPECTED, TREE, budget_of, times_of
 
 from medusa_chat.decoding import budget as budgets
 from medusa_chat.decoding.budget import Allowance, Budget
-from medusa_chat.decoding.continuation import DEPTH, LEAST, PRIOR, Continuation, Guess
-from medusa_chat.decoding.draft import PromptLookup, with_chain
-from medusa_chat.decoding.dynamic_tree import merge
+from medusa_chat.decoding.draft import with_chain
+from medusa_chat.decoding.drafters.builder import merge
+from medusa_chat.decoding.drafters.continuation import DEPTH, LEAST, PRIOR, Continuation, Guess
+from medusa_chat.decoding.drafters.drafter import Candidates
+from medusa_chat.decoding.drafters.lookup import PromptLookup
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -142,8 +144,12 @@ HEADS = [9, 11, 12, 21, 22]
 SHARES = [math.nan, 0.5, 0.3, 0.4, 0.2]
 
 
+def merged(shares, guess, allowance):
+    return merge(Candidates(CANDIDATES, HEADS, shares), guess, allowance)
+
+
 def test_a_token_of_both_is_one_node():
-    made = merge(CANDIDATES, HEADS, SHARES, guess_of((11, 0.9), (21, 0.9), (31, 0.9)), FREE)
+    made = merged(SHARES, guess_of((11, 0.9), (21, 0.9), (31, 0.9)), FREE)
     assert made.tokens == [9, 11, 12, 21, 22, 31]
     assert made.parents == (-1, 0, 0, 1, 1, 3)
     assert made.sources == (None, "both", "heads", "both", "heads", "text")
@@ -152,35 +158,35 @@ def test_a_token_of_both_is_one_node():
 
 def test_where_the_text_is_surer_its_tokens_siblings_give_way():
     few = Allowance(4, "")
-    made = merge(CANDIDATES, HEADS, SHARES, guess_of((7, 0.9), (8, 0.9), (9, 0.9)), few)
+    made = merged(SHARES, guess_of((7, 0.9), (8, 0.9), (9, 0.9)), few)
     assert made.tokens == [9, 7, 8, 9] and made.parents == (-1, 0, 1, 2)
-    weak = merge(CANDIDATES, HEADS, SHARES, guess_of((7, 0.2)), few)
+    weak = merged(SHARES, guess_of((7, 0.2)), few)
     assert weak.sources == (None, "heads", "heads", "text") or "text" not in weak.sources
 
 
 def test_siblings_of_the_texts_token_share_what_is_left():
     """0.9 for the text's 11 leaves 12 a fifth of its 0.3: 22 below it and 21 are worth more."""
     shares = [math.nan, 0.5, 0.3, 0.4, 0.2]
-    made = merge(CANDIDATES, HEADS, shares, guess_of((11, 0.9)), Allowance(4, ""))
+    made = merged(shares, guess_of((11, 0.9)), Allowance(4, ""))
     assert made.tokens == [9, 11, 21, 22]
 
 
 def test_of_a_token_of_both_the_surer_share_counts():
     shares = [math.nan, 0.5, 0.45, 0.4, 0.2]
-    made = merge(CANDIDATES, HEADS, shares, guess_of((11, 0.1)), Allowance(2, ""))
+    made = merged(shares, guess_of((11, 0.1)), Allowance(2, ""))
     assert made.tokens == [9, 11]
 
 
 def test_a_share_that_is_no_number_counts_as_none_and_one_above_1_as_1():
-    made = merge(CANDIDATES, HEADS, [math.nan, math.nan, *SHARES[2:]], None, Allowance(2, ""))
+    made = merged([math.nan, math.nan, *SHARES[2:]], None, Allowance(2, ""))
     assert made.tokens == [9, 12]
     dear = Allowance(3, "", (1.0, 2.1, 2.1), 1.0)
-    assert merge(chain(1), [9, 11], [math.nan, 1.2], None, dear).tokens == [9]
+    assert merge(Candidates(chain(1), [9, 11], [math.nan, 1.2]), None, dear).tokens == [9]
 
 
 def test_only_what_is_worth_its_time_is_drafted():
     dear = Allowance(8, "", tuple(1 + 0.5 * n for n in range(8)), 1.0)
-    made = merge(CANDIDATES, HEADS, SHARES, guess_of((11, 0.9), (31, 0.9), (32, 0.5)), dear)
+    made = merged(SHARES, guess_of((11, 0.9), (31, 0.9), (32, 0.5)), dear)
     assert made.tokens == [9, 11, 31]
 
 
@@ -190,7 +196,7 @@ def test_only_what_is_worth_its_time_is_drafted():
     st.integers(1, 12),
 )
 def test_any_merged_tree_is_a_tree_of_different_paths(shares, pairs, nodes):
-    made = merge(CANDIDATES, HEADS, [math.nan, *shares], guess_of(*pairs), Allowance(nodes, ""))
+    made = merged([math.nan, *shares], guess_of(*pairs), Allowance(nodes, ""))
     tree = Tree(made.parents, made.ranks)
     paths = {tuple(made.tokens[n] for n in path) for path in tree.paths}
     assert len(paths) == len(tree) <= nodes

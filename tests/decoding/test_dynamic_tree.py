@@ -13,7 +13,8 @@ from support.step_costs import EXPECTED, TREE, budget_of, times_of
 
 from medusa_chat.decoding import budget as budgets
 from medusa_chat.decoding.budget import Allowance, Budget
-from medusa_chat.decoding.dynamic_tree import merge
+from medusa_chat.decoding.drafters.builder import merge
+from medusa_chat.decoding.drafters.drafter import Candidates
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import TorchStep
@@ -28,7 +29,7 @@ CANDIDATES = Tree.from_choices(
 
 def grow(tree, shares, allowance) -> tuple[int, ...]:
     """The nodes of the tree that are drafted: each one's token is its number."""
-    made = merge(tree, range(len(tree)), shares, None, allowance)
+    made = merge(Candidates(tree, range(len(tree)), shares), None, allowance)
     assert made.parents == tuple(
         made.tokens.index(tree.parents[node]) if node else -1 for node in made.tokens
     )
@@ -218,7 +219,7 @@ def test_drafting_that_costs_nothing_is_never_refused():
 
 
 def test_the_reason_is_said():
-    assert budget_of(0.1).allow().reason == "the heads' probabilities"
+    assert budget_of(0.1).allow().reason == "the drafter's probabilities"
     dear = budget_of(3.0)
     assert dear.allow().reason == budgets.TRIAL
     dear.credit = 0.0

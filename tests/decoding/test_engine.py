@@ -48,7 +48,7 @@ def test_every_drafter_gives_plain_tokens(family, implementation):
             for column, drafter in enumerate(drafters_of(engine, plain, tree, temperature)):
                 if is_every_pair or (row + column + at + shift) % 4 == 0:
                     got = tokens(engine, drafter=drafter, temperature=temperature)
-                    assert got == plain, (temperature, name, drafter.name)
+                    assert got == plain, (temperature, name, type(drafter))
 
 
 @pytest.mark.parametrize("family", FAMILIES | SLOW)

@@ -1,9 +1,13 @@
 """Engines of tiny models, whole answers of theirs, and a drafter that knows the answer."""
 
+from functools import lru_cache
+
 import torch
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.draft import Draft, Plan, TreeTensors
+from medusa_chat.decoding.drafters.draft_model import DraftModel
+from medusa_chat.decoding.drafters.kinds import kinds_of
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.families import needs_eager
 from medusa_chat.decoding.heads import MedusaHeads
@@ -12,7 +16,7 @@ from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.trees.presets import load_tree
 from medusa_chat.trees.shapes import cartesian, chain
-from support.families import CONTEXT, VOCABULARY
+from support.families import CONTEXT, VOCABULARY, tiny
 
 NEW = 16
 TREES = {
@@ -29,7 +33,7 @@ PROMPT = [5, 9, 13, 5, 9, 17, 30, 5, 9]
 class Oracle:
     """A drafter that knows the answer: hides it among wrong siblings, now and then errs."""
 
-    name = "oracle"
+    drafter = None
 
     def __init__(self, answer: list[int], tree: Tree, period: int = 4) -> None:
         self.answer, self.tree, self.period = answer, tree, period
@@ -82,9 +86,24 @@ def tokens(engine, *arguments, **keywords):
     return list(decode(engine, *arguments, **keywords)[-1].token_ids)
 
 
+def draft_model(model, context=CONTEXT) -> DraftModel:
+    """A draft model for tiny models."""
+    return DraftModel(TorchStep(Backbone(model, context)), VOCABULARY)
+
+
+@lru_cache
+def random_draft() -> DraftModel:
+    return draft_model(tiny("llama", seed=5))
+
+
 def drafters_of(engine: Engine, plain: list[int], tree: Tree, temperature: float):
-    """One drafter of each kind for `tree`, and one that is nearly always right."""
-    for name in ("medusa", "prompt-lookup", "auto"):
-        chosen = GenerationSettings(drafter=name, nodes=len(tree), temperature=temperature, seed=1)
-        yield engine.drafter(chosen, tree)
+    """One drafter of each kind for `tree`, alone and with the text, and one that is nearly always
+    right."""
+    if engine.follower is None:
+        engine.follower = random_draft()
+        engine.follower.crop(0)
+    for kind in kinds_of(1, "random"):
+        for name in (kind.name, *(["auto"] if kind.source else [])):
+            given = {"nodes": len(tree), "temperature": temperature, "seed": 1}
+            yield engine.drafter(GenerationSettings(drafter=name, **given), tree, None, kind)
     yield Oracle(plain, tree)

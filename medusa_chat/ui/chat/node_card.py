@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import Peek, PeekRequest, Ranked
@@ -41,9 +42,9 @@ def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
 
 def _is_by_heads(draft: DraftRecord, node: int, drafter: object) -> bool:
     """Whether the heads proposed a node of a draft by this drafter, alone or with the text."""
-    if not node or drafter not in ("auto", "medusa"):
+    if not node or drafter not in (kinds.AUTO, kinds.MEDUSA.name):
         return False
-    return not draft.sources or draft.sources[node] in ("heads", "both")
+    return not draft.sources or draft.sources[node] in (kinds.MEDUSA.source, kinds.MEDUSA.shared)
 
 
 def text_before(answer: Answer, index: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import gradio as gr
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.ui.page.inputs import DRAFTERS, LABELS, follows
 
 ACCEPTANCES = [
@@ -32,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "stop": "",
 }
 HINTS = {
-    "drafter": "what proposes tokens; auto: the Medusa heads, if any, and the text itself",
+    "drafter": "what proposes tokens; auto: the heads or draft model, if any, and the text itself",
     "acceptance": "which of the proposed tokens are accepted",
     "temperature": "0: always the most likely token",
     "top_p": "samples from the most likely tokens that make up this share; 1: all",
@@ -127,6 +128,8 @@ def idle(values: Mapping[str, Any]) -> dict[str, str]:
     why: dict[str, str] = {}
     if is_plain:
         why |= dict.fromkeys(("drafter", "tree", "nodes"), "no effect: plain decoding has no draft")
+    elif kinds.BY_NAME.get(values["drafter"], kinds.NONE).has_own_tree:
+        why["tree"] = "no effect: this drafter makes its own tree; Nodes is its size"
     elif is_lookup:
         why["tree"] = "no effect: prompt lookup drafts a chain; Nodes is its length, at most 16"
     if values["temperature"] < 1e-3:

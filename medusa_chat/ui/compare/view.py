@@ -3,15 +3,15 @@
 import math
 from typing import Any
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.runtime.compare import PLAIN_STEPS, Comparison, Difference, Progress, Recording
 from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.page.tree_view import printable, short
 
 NAMES = {
+    **{kind.name: kind.label for kind in kinds.KINDS},
     "none": "Plain",
-    "auto": "Medusa and prompt lookup",
-    "medusa": "Medusa",
-    "prompt-lookup": "Prompt lookup",
+    "auto": "Drafting and prompt lookup",
 }
 MUCH = 0.1  # of the time, for other programs
 NEAR_TIE = 0.01  # log probability: closer than half precision tells apart

@@ -65,7 +65,7 @@ def look_up(key: CheckpointKey, is_online: bool, target: MemoryTarget = CPU) -> 
     try:
         report = inspect(key.name, key.backbone, EVERY_CONTEXT, open_here, *target)
         if report.is_here or not is_online or not _is_of_hub(key.name, report):
-            return Detail(report, error=next(iter(report.problems), ""))
+            return Detail(report, error=_problem(report))
     except MedusaChatError as error:
         if not _is_of_hub(key.name) or hub.is_offline():
             return _refused(error)
@@ -96,7 +96,7 @@ def _look_up_there(key: CheckpointKey, target: MemoryTarget) -> Detail:
     refusal = needs.refusal if needs else None
     if refusal is not None:
         return _refused(refusal, needs, report, licence)
-    return Detail(report, needs, licence, error=next(iter(report.problems), ""))
+    return Detail(report, needs, licence, error=_problem(report))
 
 
 def _refused(
@@ -127,3 +127,8 @@ def _licence(source: Source) -> str:
     head = front.decode("utf-8", "replace").partition("---")[2].partition("---")[0]
     match = LICENCE.search(head)
     return match[1] if match else ""
+
+
+def _problem(report: Inspection) -> str:
+    """Why it cannot be loaded as a model; empty where it can."""
+    return next(iter(report.problems), report.notes[0] if report.drafter else "")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import without_broken_characters
@@ -28,7 +29,7 @@ SETTINGS = (
 )
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
-DRAFTERS = ("auto", "medusa", "prompt-lookup")
+DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
 LABELS = {  # of the settings, as the page names them
     "acceptance": "Acceptance",
     "temperature": "Temperature",

@@ -6,10 +6,18 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_chat.decoding.events import DraftRecord, Step
+from medusa_chat.decoding.events import DraftRecord, Source, Step
 
 MAX_TEXT = 24
 MAX_MARGIN = 99.0
+LETTERS: dict[Source | None, str] = {  # of assets/js/words.js
+    None: "-",
+    "heads": "h",
+    "draft": "d",
+    "text": "t",
+    "both": "b",
+    "draft and text": "e",
+}
 MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 JOINERS = "\u200c\u200d"  # inside a word or an emoji they are part of what one sees
 FLAGS = range(0x1F1E6, 0x1F200)
@@ -53,7 +61,7 @@ def _nodes(
         "text": [printable(text) for text in draft.texts],
         "next": draft.next_text and printable(draft.next_text),
         "state": states(draft.parents, path, is_end),
-        "source": "".join((source or "-")[0] for source in draft.sources) or None,
+        "source": "".join(LETTERS[source] for source in draft.sources) or None,
         "rank": _some([None if rank is None else rank + 1 for rank in draft.ranks]),
         "q": _some([short(q, 3) for q in draft.draft_probabilities]),
         "p": _some([short(p, 3) for p in draft.probabilities]),

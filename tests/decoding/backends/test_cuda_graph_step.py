@@ -15,13 +15,13 @@ from support.step_costs import times_of
 from medusa_chat.bench.step_profiler import time_steps
 from medusa_chat.checkpoints.load import _warm_up
 from medusa_chat.checkpoints.prepare import try_cuda_graphs
-from medusa_chat.decoding import medusa
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep, RecordedStep
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.budget import Allowance, Budget
-from medusa_chat.decoding.continuation import Guess
-from medusa_chat.decoding.medusa import Medusa
+from medusa_chat.decoding.drafters import kinds, tree_drafting
+from medusa_chat.decoding.drafters.continuation import Guess
+from medusa_chat.decoding.drafters.tree_drafting import TreeDrafting
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.decoding.tree import ROOT
 from medusa_chat.trees.shapes import cartesian, chain
@@ -82,18 +82,21 @@ def test_the_least_recently_used_kinds_are_dropped(monkeypatch):
     assert [key[-1][2:] for key in recorded._kinds] == [(0.5, 0.0), (1.0, 0.2)]
 
 
-class Knowing(Medusa):
-    """Heads that know the answer by the state behind each of its tokens: whole paths are accepted,
+class Knowing:
+    """Levels that know the answer by the state behind each of its tokens: whole paths are accepted,
     through other nodes than the first."""
 
-    def know(self, engine, answer):
+    kind = kinds.MEDUSA
+
+    def __init__(self, engine, answer):
         engine.forget()
         whole = torch.tensor([*PROMPT, *answer])
         self.states = engine.backbone.run_chunk(whole)[len(PROMPT) - 1 :]
-        self.answer, self._heads = answer, self
-        return self
+        self.answer = answer
 
-    def guesses(self, hidden, root, lm_head, heads, count):
+    def require(self, tree): ...
+
+    def guesses(self, hidden, root, depth, width):
         ids, at = self.answer, int((self.states - hidden).abs().sum(1).argmin())
         ahead = [ids[at + 1 + d] if at + 1 + d < len(ids) else 1 for d in range(2)]
         rows = [[(t + 1) % VOCABULARY, (t + 2) % VOCABULARY, t] for t in ahead]
@@ -107,8 +110,8 @@ def test_accepted_paths_are_moved_into_place():
     known = list(tokens(answer(engine, None, ROOT, settings)))
     steps = []
     for way in (None, CudaGraphStep(backbone)):
-        drafter = Knowing(engine.heads, backbone, tree)
-        events = answer(engine, way, tree, settings, False, drafter=drafter.know(engine, known))
+        drafter = TreeDrafting(Knowing(engine, known), backbone.device, tree)
+        events = answer(engine, way, tree, settings, False, drafter=drafter)
         assert list(tokens(events)) == known
         steps.append([event.path for event in events[1:-1]])
     assert steps[0] == steps[1]
@@ -399,7 +402,7 @@ def told(monkeypatch, answer):
             ids[-1] = (ids[-1] + self.seen % 2) % VOCABULARY
             return Guess(tuple(ids), (0.9,) * count, (0.9,) * count) if count else None
 
-    monkeypatch.setattr(medusa, "Continuation", Told)
+    monkeypatch.setattr(tree_drafting, "Continuation", Told)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
-"""Dynamic trees: the tree of one step, made of its most probable nodes. No torch.
+"""The tree builder: the tree of one step, made of its most probable nodes. No torch.
 
-The heads' predictions are independent, so a node's probability is the product along its path, and
-no node is more probable than its parent. The m most probable nodes are therefore a tree, and the
-best tree of m nodes (the top products of arXiv 2401.10774, section 2.3.3, with this step's
-probabilities instead of accuracies over many texts). The learnt cost of a step of m nodes decides
-how many are kept. A continuation from the text is one more path among the candidates.
+A node's probability is the product of the drafter's along its path, whether those depend on the
+path (a draft model's) or on the depth alone (the heads'), so no node is more probable than its
+parent. The m most probable nodes are therefore a tree, and the best tree of m nodes (the top
+products of arXiv 2401.10774, section 2.3.3, with this step's probabilities instead of accuracies
+over many texts). The learnt cost of a step of m nodes decides how many are kept. A continuation
+from the text is one more path among the candidates.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from medusa_chat.decoding.budget import Allowance
-from medusa_chat.decoding.continuation import Guess
+from medusa_chat.decoding.drafters.continuation import Guess
+from medusa_chat.decoding.drafters.drafter import Candidates
+from medusa_chat.decoding.drafters.kinds import MEDUSA, Kind
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import Tree
 
@@ -22,7 +25,7 @@ NO_GUESS = Guess((), (), ())
 @dataclass(frozen=True, slots=True)
 class MergedTree:
     """n nodes, the root first, parents before children. parents, ranks: as in Tree. shares: the
-    heads' probabilities (NaN for nodes that they did not propose). said: the sum of the heads'
+    drafter's probabilities (NaN for nodes that it did not propose). said: the sum of its
     probabilities of the nodes' whole paths."""
 
     parents: tuple[int, ...]
@@ -34,19 +37,15 @@ class MergedTree:
 
 
 def merge(
-    tree: Tree,
-    tokens: Sequence[int],
-    shares: Sequence[float],
-    guess: Guess | None,
-    allowance: Allowance,
+    found: Candidates, guess: Guess | None, allowance: Allowance, kind: Kind = MEDUSA
 ) -> MergedTree:
-    """The nodes that are worth their time among the heads' candidates and the text's guess.
+    """The nodes that are worth their time among a drafter's candidates and the text's guess.
 
-    tree, tokens: the candidates'; shares: the heads' probability of each given its parent (that of
-    the root is not read). A token that both propose below one node becomes one node with the larger
-    of the two probabilities; if that is the text's, the token's siblings share the rest. No node is
-    more probable than its parent.
+    A token that both propose below one node becomes one node with the larger of the two
+    probabilities; if that is the text's, the token's siblings share the rest. No node is more
+    probable than its parent. kind: of the drafter.
     """
+    tree, tokens, shares = found.tree, found.tokens, found.shares
     guess = guess or NO_GUESS
     on_text, rest, end = _overlap(tree, tokens, shares, guess)
     probabilities = [1.0]
@@ -63,12 +62,12 @@ def merge(
     count = allowance.cut([probabilities[node] for node in order[: allowance.nodes - 1]])
     kept = (0, *sorted(order[:count]))
     said = sum(probabilities[node] for node in kept[1:] if node < len(tree))
-    made = _part(tree, tokens, shares, guess, on_text, kept)
+    made = _part(found, guess, on_text, kept, kind)
     return replace(made, said=said / allowance.trust)
 
 
 def _share(value: float) -> float:
-    """A probability of the heads; 0 for invalid numbers of broken heads."""
+    """A drafter's probability; 0 for invalid numbers of broken ones."""
     return min(value, 1.0) if value > 0 else 0.0
 
 
@@ -93,14 +92,14 @@ def _overlap(
 
 
 def _part(
-    tree: Tree,
-    tokens: Sequence[int],
-    shares: Sequence[float],
+    found: Candidates,
     guess: Guess,
     on_text: dict[int, float],
     kept: tuple[int, ...],
+    kind: Kind,
 ) -> MergedTree:
     """The tree of the nodes `kept`: candidates by number, then the nodes that the guess adds."""
+    tree, tokens, shares = found.tree, found.tokens, found.shares
     count, known = len(tree), len(on_text)
     end = next(reversed(on_text), 0)  # where the guess leaves the candidates
     places = {node: place for place, node in enumerate(kept)}
@@ -112,7 +111,7 @@ def _part(
             ranks.append(tree.ranks[node])
             made.append(tokens[node])
             own.append(shares[node])
-            sources.append("both" if node in on_text else "heads")
+            sources.append(kind.shared if node in on_text else kind.source)
             continue
         is_first = node == count
         parents.append(places[end if is_first else node - 1])

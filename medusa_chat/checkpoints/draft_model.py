@@ -1,0 +1,163 @@
+"""What drafts beside the backbone of a load: found, compared with it, and read to draft for it.
+
+It is a smaller model with the same tokenizer, or an EAGLE drafter that was trained on the backbone.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from medusa_chat.checkpoints import native_build, weights
+from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
+from medusa_chat.checkpoints.devices import held_bytes, native_threads
+from medusa_chat.checkpoints.eagle_reading import TEXT, best_reading
+from medusa_chat.checkpoints.eagle_weights import pack, read_eagle
+from medusa_chat.checkpoints.fetch import fetch, fetch_files
+from medusa_chat.checkpoints.gguf_settings import with_settings
+from medusa_chat.checkpoints.layouts.eagle_file import EagleFile, eagle_in
+from medusa_chat.checkpoints.locate import Checkpoint, News
+from medusa_chat.checkpoints.places import opened
+from medusa_chat.checkpoints.prepare import prepare
+from medusa_chat.checkpoints.tokenizer import read_tokenizer
+from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
+from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.drafters.draft_model import DraftModel
+from medusa_chat.decoding.drafters.drafter import Drafter
+from medusa_chat.decoding.drafters.eagle import Eagle
+from medusa_chat.decoding.step import TorchStep
+from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
+from medusa_chat.units import number
+
+
+@dataclass(frozen=True)
+class ReadDraft:
+    """A drafter on its device. parameters: a 4-bit weight holds two. bytes: of its weights and its
+    cache."""
+
+    name: str
+    drafter: Drafter
+    parameters: int
+    bytes: int
+    notes: tuple[str, ...]
+
+
+def fetch_draft(request: LoadRequest) -> Generator[News, None, Checkpoint | EagleFile | None]:
+    """Find the drafter that a request names, and download what is missing; None without one. Raises
+    as fetch does."""
+    if request.draft is None:
+        return None
+    place = yield from fetch_files(request.draft, request.offline)
+    eagle = eagle_in(opened(place))
+    if eagle is not None:
+        return eagle
+    return (yield from fetch(LoadRequest(request.draft, offline=request.offline), False))
+
+
+def require_vocabulary(draft: Checkpoint, found: Checkpoint) -> None:
+    """Raises ModelError where the draft model has another vocabulary than the backbone. One in a
+    folder without a tokenizer has the backbone's if they have as many tokens."""
+    draft = with_settings(draft)
+    ours, theirs = (int(_text_config(one).vocab_size) for one in (found, draft))
+    if not draft.weights.stored and not draft.weights.has_tokenizer:
+        if ours == theirs:
+            return
+        raise ModelError(
+            f"the draft model {draft.name} has a vocabulary of {theirs} tokens and the backbone "
+            f"one of {ours}: give one with the same tokenizer as --draft"
+        )
+    own = read_tokenizer(found.settings, ours).get_vocab()
+    drafted = read_tokenizer(draft.settings, theirs).get_vocab()
+    if own == drafted:
+        return
+    apart = sum(drafted.get(text) != id for text, id in own.items())
+    raise ModelError(
+        f"the draft model {draft.name} has another tokenizer than the backbone ({apart:,} of "
+        f"{len(own):,} tokens differ): give one with the same as --draft"
+    )
+
+
+def _text_config(found: Checkpoint) -> Any:
+    return weights.config_of(found).get_text_config()
+
+
+def read_drafter(
+    request: LoadRequest,
+    draft: Checkpoint | EagleFile,
+    model: Any,
+    tokenizer: Any,
+    backbone: Backbone,
+    parameters: int,
+    plan: DevicePlan,
+) -> ReadDraft:
+    """Read what drafts, once the backbone is in memory: its model and tokenizer, how many
+    parameters it has, its device. Raises ModelError for a draft model that is not smaller and for a
+    drafter of another backbone, and as a load does."""
+    if isinstance(draft, EagleFile):
+        return _read_eagle(request.draft or "", draft, model, tokenizer, backbone)
+    return _read_model(request, draft, backbone, parameters, plan)
+
+
+def _read_eagle(
+    name: str, draft: EagleFile, model: Any, tokenizer: Any, backbone: Backbone
+) -> ReadDraft:
+    is_cpu = backbone.device.type == "cpu"
+    dtype = torch.float32 if is_cpu else backbone.dtype
+    sizes = (
+        int(backbone.config.hidden_size),
+        int(backbone.config.num_hidden_layers),
+        backbone.vocabulary,
+    )
+    own = model.get_input_embeddings(), backbone.lm_head
+    made = read_eagle(draft, own, sizes, backbone.device, dtype)
+    count = sum(parameter.numel() for parameter in made.parameters())
+    library = native_build.library() if is_cpu else None
+    if library is not None:
+        pack(made, NativeLibrary(library, native_threads(made)))
+    reading = best_reading(made, backbone, tokenizer(TEXT)["input_ids"])
+    drafter = Eagle(made, backbone.context, backbone.vocabulary)
+    held = held_bytes(made) + drafter.nbytes
+    note = f"{name} is an {draft.label} drafter and {reading.words}"
+    return ReadDraft(name, drafter, count, held, (note,))
+
+
+def _read_model(
+    request: LoadRequest, draft: Checkpoint, backbone: Backbone, parameters: int, plan: DevicePlan
+) -> ReadDraft:
+    draft = with_settings(draft)
+    config = weights.config_of(draft)
+    longest = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 0)
+    context = min(backbone.context, longest or backbone.context)
+    asked = LoadRequest(draft.name, None, "auto", request.device, context, request.offline)
+    if plan.device_map is None:
+        asked = replace(asked, device=str(plan.device))
+    own = plan_device(asked, draft, config)
+    keep = keep_of(draft, own)
+    model, _ = weights.read_backbone(
+        draft,
+        config,
+        own.precision,
+        own.device,
+        own.device_map,
+        dtype=read_dtype(draft, keep),
+        is_packed=own.is_packed,
+    )
+    count = model.num_parameters()
+    if count >= parameters:
+        raise ModelError(
+            f"the draft model {draft.name} has {number(count)} parameters and the backbone "
+            f"{number(parameters)}: give a smaller one as --draft"
+        )
+    is_spread = own.device_map is not None
+    backend, _ = prepare(model, None, own.device, own.context, is_spread=is_spread, keep=keep)
+    by_torch = backend if isinstance(backend, TorchStep) else TorchStep(backend.backbone)
+    drafter = DraftModel(by_torch, backbone.vocabulary)
+    held = held_bytes(model, *by_torch.backbone.beside) + by_torch.backbone.cache.nbytes
+    note = (
+        f"{draft.name} drafts, {number(count)} parameters in {own.precision}: each of its passes "
+        f"runs by {by_torch.name}"
+    )
+    return ReadDraft(draft.name, drafter, count, held, (note,))

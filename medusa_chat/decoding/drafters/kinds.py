@@ -1,0 +1,63 @@
+"""The kinds of drafters: their names, and the words that stand for them everywhere. No torch."""
+
+from dataclasses import dataclass
+
+from medusa_chat.decoding.events import Source
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of drafter. name: of --drafter. label: on the page. source, shared: of a node that it
+    proposed alone, and of one that the text proposed too (events.Source), None for kinds that have
+    no probabilities. needs: what a model must have for it, "heads", or its own name for what is
+    loaded beside the model; empty for nothing. missing: what to say where the model does not have
+    it. has_own_tree: whether it makes one, by several passes."""
+
+    name: str
+    label: str
+    source: Source | None = None
+    shared: Source | None = None
+    needs: str = ""
+    missing: str = ""
+    has_own_tree: bool = False
+
+
+NONE = Kind("none", "plain decoding")
+LOOKUP = Kind("prompt-lookup", "Prompt lookup")
+MEDUSA = Kind(
+    "medusa",
+    "Medusa",
+    "heads",
+    "both",
+    "heads",
+    "the checkpoint has no Medusa heads: use --drafter prompt-lookup",
+)
+DRAFT = Kind(
+    "draft",
+    "Draft model",
+    "draft",
+    "draft and text",
+    "draft",
+    "no draft model is loaded: start with --draft ID|DIR|FILE",
+    has_own_tree=True,
+)
+EAGLE = Kind(
+    "eagle",
+    "EAGLE",
+    "draft",
+    "draft and text",
+    "eagle",
+    "no EAGLE drafter is loaded: start with --draft ID|DIR|FILE",
+    has_own_tree=True,
+)
+KINDS = (MEDUSA, EAGLE, DRAFT, LOOKUP, NONE)
+BY_NAME = {kind.name: kind for kind in KINDS}
+AUTO = "auto"  # the fastest that the model has, with the text's repetitions in one tree
+NAMES = (AUTO, *BY_NAME)
+
+
+def kinds_of(heads: int, beside: str) -> tuple[Kind, ...]:
+    """The kinds that draft for a model with so many heads, beside which the kind of this name is
+    loaded, if any."""
+    has = {"": True, "heads": heads > 0, beside: True}
+    return tuple(kind for kind in KINDS if kind is not NONE and has.get(kind.needs))

@@ -1,0 +1,112 @@
+"""--draft: a smaller model is found, compared with the backbone and read; what is refused."""
+
+import re
+
+import pytest
+from support import eagle_files
+from support.checkpoints import byte_tokenizer, write_checkpoint
+from support.families import tiny
+from support.loading import answer, loaded
+
+from medusa_chat.checkpoints.places import shipped_folder
+from medusa_chat.decoding.drafters import kinds
+from medusa_chat.decoding.settings import GenerationSettings
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.runtime.reply import resolve
+
+
+def write_draft(folder, tokens=256, tokenizer=None, **sizes):
+    model = tiny("llama", vocab_size=tokens, **{"num_hidden_layers": 1} | sizes)
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def backbone(tmp_path):
+    return write_checkpoint(tmp_path / "model")
+
+
+def write_eagle(folder, **_):
+    tensors = eagle_files.eagle_3(32, 256, taps=1)
+    taps = {"eagle_aux_hidden_state_layer_ids": [1]}
+    return str(eagle_files.write(folder, tensors, eagle_files.config(**taps)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    ("write", "kind", "said"),
+    [(write_draft, kinds.DRAFT, " drafts, "), (write_eagle, kinds.EAGLE, " is an EAGLE-3 drafter")],
+)
+def test_every_drafter_gives_plain_text(backbone, tmp_path, precision, write, kind, said):
+    draft = write(tmp_path / "draft", tokenizer=byte_tokenizer())
+    model = loaded(backbone, precision=precision, draft=draft)
+    assert model.info.draft == draft and any(f"{draft}{said}" in n for n in model.info.notes)
+    own = [one.name for one in kinds.kinds_of(model.info.heads, model.info.beside)]
+    assert kind.name in own and len(own) == 3
+    for temperature in (0.0, 0.9):
+        plain = answer(model, drafter="none", temperature=temperature)[-1].token_ids
+        for name in (kinds.AUTO, *own):
+            for nodes in (None, 5):
+                given = {"drafter": name, "temperature": temperature, "nodes": nodes}
+                assert answer(model, **given)[-1].token_ids == plain, given
+
+
+def test_the_demo_s_draft_model_needs_no_tokenizer_and_mostly_agrees():
+    folder = shipped_folder("demo") / "draft"
+    model = loaded("demo", draft=str(folder))
+    events = answer(model, drafter="draft", nodes=6)
+    assert events[-1].stats.acceleration_rate > 1.3
+    assert events[0].settings["drafter"] == events[0].settings["tree"] == "draft"
+
+
+def test_auto_tries_each_drafter_and_stays_with_the_faster_one(backbone, tmp_path):
+    draft = write_draft(tmp_path / "draft", tokenizer=byte_tokenizer())
+    model = loaded(backbone, draft=draft)
+    assert model.kind_for_auto() is kinds.MEDUSA
+    for kind, gain in ((kinds.MEDUSA, 0.9), (kinds.DRAFT, 1.4)):
+        budget = model.budget(kinds.AUTO, (1.0, 1.5), True, kind)
+        assert model.kind_for_auto() is kind, "the one that is not known yet"
+        budget._drafted, budget._given, budget._spent = 100, gain, 1.0
+    assert model.kind_for_auto() is kinds.DRAFT
+    settings, drafter = resolve(model, GenerationSettings())
+    assert settings.drafter == "auto" and drafter.drafter is model.engine.follower
+    assert resolve(model, GenerationSettings(tree="chain-3"))[1].drafter is None
+
+
+def test_without_heads_auto_is_the_draft_model_or_the_text(tmp_path):
+    bare = write_checkpoint(tmp_path / "bare", heads=0)
+    assert resolve(loaded(bare), GenerationSettings())[0].drafter == "prompt-lookup"
+    draft = write_draft(tmp_path / "draft", tokenizer=byte_tokenizer())
+    assert resolve(loaded(bare, draft=draft), GenerationSettings())[0].drafter == "auto"
+    with pytest.raises(MedusaChatError, match="start with --draft"):
+        answer(loaded(bare), drafter="draft")
+
+
+def changed_tokenizer():
+    made = byte_tokenizer()
+    made.add_tokens(["<other>"])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokenizer", "said"),
+    [
+        ({"tokens": 300}, None, "has a vocabulary of 300 tokens and the backbone one of 256"),
+        ({"tokens": 300}, changed_tokenizer, "has another tokenizer than the backbone"),
+        ({"num_hidden_layers": 8}, byte_tokenizer, "parameters and the backbone"),
+    ],
+)
+def test_a_draft_model_that_does_not_fit_is_refused_in_one_line(
+    backbone, tmp_path, sizes, tokenizer, said
+):
+    draft = write_draft(tmp_path / "draft", tokenizer=tokenizer and tokenizer(), **sizes)
+    with pytest.raises(MedusaChatError, match=re.escape(said)) as error:
+        loaded(backbone, draft=draft)
+    assert "--draft" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_draft_model_that_is_not_there_is_named(backbone, tmp_path):
+    with pytest.raises(MedusaChatError, match="nowhere"):
+        loaded(backbone, draft=str(tmp_path / "nowhere"))
