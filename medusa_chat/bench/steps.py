@@ -7,6 +7,8 @@ from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.bench.step_costs import StepCosts
 from medusa_chat.bench.step_profiler import SIZES, StepProfiler, time_steps
+from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.decoding.backends.native_experts import NativeStack
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.tree import Tree
 
@@ -64,13 +66,16 @@ def _beyond(
 
 def bytes_read(engine: Engine) -> int:
     """Bytes of the weights that a plain step must read, each once, without the embedding table, of
-    which it reads one row; a table that is the LM head too counts."""
+    which it reads one row, and of experts as many as a row passes through; a table that is the LM
+    head too counts."""
     model = engine.backbone.model
     read = _storages(model)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     for place in _storages(table).keys() - _storages(head).keys():
         del read[place]
-    return sum(read.values())
+    stacks = [m for m in model.modules() if isinstance(m, NativeStack)]
+    unread = sum(m.panels.nbytes for m in stacks) * (1 - sizes(model.config.to_dict()).chosen)
+    return sum(read.values()) - int(unread)
 
 
 def _storages(module: Any) -> dict[int, int]:

@@ -138,12 +138,13 @@ def _plan_file(request: LoadRequest, needs: MemoryNeeds, rope: tuple[str, ...]) 
         return _file_on_cpu(request, needs, rope, f"as {takes}")
     if not fits and device.type == "cpu":
         raise OutOfMemoryError(needs.advice(precision))
-    if found.weights.packed:
+    is_in_blocks = found.weights.packed + found.weights.stacked[0] > 0
+    if is_in_blocks:
         _refuse_unbuilt(needs, said)
         reason = f"{said} is unpacked to {takes}"
     tried = () if fits else ("it may not fit in this device's memory",)
     notes = (reason, *tried, *rope)
-    unpacks = reason if found.weights.packed else ""
+    unpacks = reason if is_in_blocks else ""
     return DevicePlan(device, precision, needs.context, notes, needs, unpacks=unpacks)
 
 

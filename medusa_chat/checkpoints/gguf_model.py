@@ -1,7 +1,7 @@
 """A model of transformers filled from a GGUF file: made without memory, then tensor by tensor.
 
-The weights of linears stay empty (meta) where our C code will multiply them: they are read where
-they are packed (weight_storage.FileRows), so that nothing lies in memory twice.
+The weights of linears and experts stay empty (meta) where our C code will multiply them: they are
+read where they are packed (weight_storage.FileRows), so that nothing lies in memory twice.
 """
 
 import re
@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backbone import LogitHead
+from medusa_chat.decoding.backends.native_experts import experts_of
+from medusa_chat.decoding.layer_forms import DOWNS, GATES_UPS
 from medusa_chat.errors import ModelError, first_line
 
 
@@ -26,19 +28,24 @@ def gguf_model(
     is_packed: bool = False,
 ) -> Any:
     """The model in a GGUF file, its numbers in `dtype` on a device. is_packed: whether the weights
-    of its linears stay empty. Raises ModelError."""
+    of its linears, and on a CPU of its experts, stay empty. Raises ModelError."""
     weights = GgufWeights.of(found)
     model = empty_gguf_model(found, config, dtype)
     weights.refuse_unlike(model)
     wide = _kept_wide(model, dtype)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     linears = {f"{name}.weight" for name, m in model.named_modules() if type(m) is nn.Linear}
+    stacks = {f"{name}.{key}" for name, _ in experts_of(model) for key in (GATES_UPS, DOWNS)}
     table = f"{_name_of(model, embeddings)}.weight"
     if device.type != "cpu" or weights.stored_type(table) is not None:  # it stays packed, too
         linears.add(table)
+    if device.type != "cpu":  # where experts do not
+        stacks = set()
     for place in weights.shapes:
         is_wide = wide is not None and wide.search(place)
         if is_packed and not is_wide and place in linears and weights.is_matrix(place):
+            continue
+        if is_packed and place in stacks:
             continue
         values = weights.floats(place, torch.float32 if is_wide else dtype)
         _put(model, place, values.to(device))

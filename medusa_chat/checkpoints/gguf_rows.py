@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from medusa_chat.checkpoints.gguf_weights import PIECE, GgufWeights
-from medusa_chat.checkpoints.layouts.gguf_header import EIGHT_BITS, KEPT
+from medusa_chat.checkpoints.layouts.gguf_header import EIGHT_BITS, KEPT, TYPES
 from medusa_chat.decoding.backends.native_library import Weights
 from medusa_chat.decoding.backends.native_weights import StoredRows, UnreadRows, WeightStorage
+from medusa_chat.decoding.layer_forms import DOWNS, GATES_UPS
+
+STACKS = (f"experts.{GATES_UPS}", f"experts.{DOWNS}")
 
 
 class FileRows(WeightStorage):
@@ -26,7 +29,9 @@ class FileRows(WeightStorage):
         self._weights, self._take = weights, take
         self._room = np.empty(PIECE * EIGHT_BITS // 32, np.uint8)  # new memory costs more
         self.bytes = sum(
-            weights.bytes_of(name) for name in weights.places if self.is_in_blocks(name)
+            weights.bytes_of(name)
+            for name in weights.places
+            if self.is_in_blocks(name) or name.endswith(STACKS)
         )
 
     def is_in_blocks(self, name: str) -> bool:
@@ -38,6 +43,17 @@ class FileRows(WeightStorage):
         where the file has floats. weight [outs, ins]: empty. Raises ModelError, as does what reads
         the rows."""
         return self.rows(name) if self.is_in_blocks(name) else self.floats(name)
+
+    def experts(self, name: str, weight: Tensor, half: int | None) -> Iterator[StoredRows | Tensor]:
+        """See WeightStorage. weight: empty. Raises ModelError."""
+        tensor = self._weights.header.tensors[self._weights.stack(name, half)[0]]
+        if TYPES[tensor.type][1] == 1:
+            return self._weights.expert_floats(name, half, torch.bfloat16)
+        if tensor.type not in KEPT:
+            floats = self._weights.expert_floats(name, half, torch.bfloat16)
+            return (StoredRows.of(one) for one in floats)
+        blocks = self._weights.expert_blocks(name, half)
+        return (StoredRows(tensor.type, torch.from_numpy(x), tensor.shape[-1]) for x in blocks)
 
     def rows(self, name: str) -> StoredRows | UnreadRows:
         """The rows of a matrix that is stored in blocks. Raises ModelError."""

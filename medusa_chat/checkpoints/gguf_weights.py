@@ -112,6 +112,35 @@ class GgufWeights:
         kind = self.header.tensors[self.places[place][0]].type
         return None if TYPES[kind][1] == 1 else kind
 
+    def stack(self, place: str, half: int | None) -> tuple[str, int, int]:
+        """Where a stack of experts' matrices of transformers lies: the tensor of the file, its
+        first part and how many parts further the next expert's is. half: 0 the gates, 1 the ups, of
+        a place that has both; None: the whole."""
+        names = self.places[place]
+        if half is None or len(names) > 1:
+            return names[half or 0], 0, 1
+        return names[0], half, 2
+
+    def expert_blocks(self, place: str, half: int | None) -> Iterator[np.ndarray]:
+        """The rows of each expert's matrix as the file stores them, uint8 [rows, bytes of a row].
+        Raises ModelError."""
+        name, start, step = self.stack(place, half)
+        tensor = self.header.tensors[name]
+        parts = tensor.shape[0] * step
+        for part in range(start, parts, step):
+            rows = np.concatenate(list(self._rows(name, part, parts)))
+            if TYPES[tensor.type][1] > 1:
+                _refuse_endless(rows, tensor.type, self._told(name))
+            yield rows
+
+    def expert_floats(self, place: str, half: int | None, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Each expert's matrix [outs, ins], unpacked. Raises ModelError."""
+        name, *_ = self.stack(place, half)
+        tensor = self.header.tensors[name]
+        for rows in self.expert_blocks(place, half):
+            found = _unpacked([(rows, tensor.type)], dtype, 0.0, False, self._told(name))
+            yield found.view(len(rows), tensor.shape[-1])
+
     def bytes_of(self, place: str) -> int:
         """What a tensor of transformers takes in the file."""
         return sum(self.header.tensors[name].bytes for name in self.places[place])

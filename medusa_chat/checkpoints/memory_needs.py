@@ -117,17 +117,21 @@ def estimate(
         scales = int(size.linears * UNNESTED)
     rows = 1 + (heads.heads if heads else 0)
     linear = (ROUNDED if in_c else LINEAR)[precision]
-    weights = int(size.linears * linear) + (size.experts + size.rest) * plain + scales
+    rounded = size.linears + (size.experts if in_c else 0)
+    weights = int(rounded * linear) + (size.parameters - rounded) * plain + scales
     twice = _packed(size, heads, precision, cpu) * plain if device == "cpu" else 0
     loading, words = 0, size.vocabulary * size.hidden
     if in_c:
-        loading = _read(size, not is_adapted)
+        loading = (
+            _read(size, not is_adapted) + 2 * size.experts
+        )  # which are merged as they are read
         if is_native:  # the LM head has 8 bits; the table of a tied one stays as well
             table = int(words * ROUNDED["int8"])
             twice += table - words * plain if size.is_tied else 0
             weights += 0 if size.is_tied else table - words * plain
     if is_native and precision == "fp32" and size.is_bf16 and not is_adapted:
-        short = 2 * (size.linears + (0 if size.is_tied else words))  # they lie in bf16
+        short = 2 * (size.linears + size.experts)  # they lie in bf16
+        short += 0 if size.is_tied else 2 * words
         weights, twice = weights - short, twice - (2 * words if size.is_tied else 0)
         loading = 3 * _read(size, True)  # one layer in bf16, and in fp32
         twice -= 2 * _inner(heads) if heads and heads.dtype == "BF16" else 0
@@ -161,10 +165,11 @@ def estimate_file(
     is_twice = size.is_tied and not files.table  # floats lie as the table and as the LM head
     table = 2 * size.vocabulary * size.hidden if is_twice else 0
     is_native = runs_in_c(size, "bf16", cpu)
+    beside = (2 if size.experts else 1) * MAX_NODES  # see Backbone: its lone rows run twice
     return Estimate(
-        weights=files.packed + 2 * files.wide + table,
+        weights=files.packed + files.stacked[0] + 2 * files.wide + table,
         heads=2 * heads.parameters if heads else 0,
-        cache=2 * 2 * size.key_values * (context + MAX_NODES),
+        cache=2 * 2 * size.key_values * (context + beside),
         program=PROGRAM + TOKEN * size.vocabulary,
         step=4 * nodes * size.vocabulary + (CPU_CHUNK * size.row * 4 if is_native else 0),
         loading=PIECES,
@@ -179,8 +184,9 @@ def _estimate_stored(
     nodes: int,
     device: str,
 ) -> Estimate:
-    """On a GPU: the embedding stays packed as well."""
-    is_cuda, weights = device.startswith("cuda"), files.packed + 2 * files.wide
+    """On a GPU: the embedding stays packed as well, and experts are unpacked."""
+    is_cuda = device.startswith("cuda")
+    weights = files.packed + 2 * (files.wide + files.stacked[1])
     logits = 4 * nodes * size.vocabulary * (1 + (heads.heads if heads else 0))
     return Estimate(
         weights=weights,
@@ -218,7 +224,9 @@ def estimates(
 
 def is_used_as_it_is(files: BackboneFiles, device: str, cpu: Cpu, is_adapted: bool) -> bool:
     """Whether the blocks of a GGUF file stay as they are: by our C on a CPU, on a GPU always."""
-    return files.packed > 0 and (device != "cpu" or cpu.has_compiler) and not is_adapted
+    if device == "cpu":
+        return files.packed + files.stacked[0] > 0 and cpu.has_compiler and not is_adapted
+    return files.packed > 0 and not is_adapted
 
 
 def _read(size: Sizes, is_mapped: bool) -> int:
@@ -409,7 +417,7 @@ class MemoryNeeds:
             notes = () if self.has_int8 else (NO_PRODUCT,)
         size = 2 * sizes(self.found.weights.config).experts
         experts = f"the experts stay in 16 bits ({gb(size)}): they are not quantised"
-        return (*notes, experts) if size else notes
+        return (*notes, experts) if size and not self.rounds(precision) else notes
 
     def advice(self, precision: str) -> str:
         """One line: that it does not fit at `precision`, and what would."""

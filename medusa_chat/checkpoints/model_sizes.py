@@ -19,11 +19,11 @@ TIED = (  # prefixes of families that tie the LM head by default
 class Sizes:
     """The numbers of a config that memory depends on. positions: the most tokens that the model can
     read; context: the default of a load. linears: weights of all linears in the layers; experts:
-    those of a mixture's experts, which bitsandbytes does not quantise; rest: embeddings, LM head
-    and norms. copied: (outputs, inputs, count) of the linears that a CPU may lay out a second time;
-    is_merged: whether several linears of a layer are merged. is_reached: whether the C pass runs
-    the model; row: numbers in its workspace for a row of a pass. is_bf16: whether files are in
-    bf16."""
+    those of a mixture's experts, which bitsandbytes does not quantise, and of which a token passes
+    through the part `chosen`; rest: embeddings, LM head and norms. copied: (outputs, inputs, count)
+    of the linears that a CPU may lay out a second time; is_merged: whether several linears of a
+    layer are merged. is_reached: whether the C pass runs the model; row: numbers in its workspace
+    for a row of a pass. is_bf16: whether files are in bf16."""
 
     hidden: int
     layers: int
@@ -40,6 +40,7 @@ class Sizes:
     is_reached: bool = False
     row: int = 0
     is_bf16: bool = False
+    chosen: float = 1.0
 
     @property
     def parameters(self) -> int:
@@ -65,7 +66,12 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     embeddings = vocabulary * hidden * (1 if _is_tied(config) else 2)
     inner, mlps, experts = mlp_weights(config, hidden, layers)
     inputs, more = layer_inputs(config, hidden, layers)
-    copied, is_merged = [(vocabulary, hidden, 1)], config.get("model_type") in NATIVE_FAMILIES
+    count, each = experts_of(config)
+    copied = [(vocabulary, hidden, 1)]
+    is_merged = config.get("model_type") in NATIVE_FAMILIES and not experts
+    fed = (
+        3 * inner + 2 * hidden if not experts else each * (2 * inner + hidden) + count + 3 * hidden
+    )
     if is_merged:
         copied += [((heads + 2 * key_values) * width, hidden, layers)]
         copied += [(hidden, heads * width, layers), (2 * inner, hidden, layers)]
@@ -84,8 +90,9 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         is_merged=is_merged,
         is_tied=_is_tied(config),
         is_reached=native_supports(config),
-        row=2 * (heads + key_values) * width + 3 * inner + 2 * hidden,
+        row=2 * (heads + key_values) * width + fed,
         is_bf16=str(dtype).endswith("bfloat16") and not is_quantised,
+        chosen=each / count if experts else 1.0,
     )
 
 
@@ -110,6 +117,7 @@ TWICE = {"longcat_flash"}  # a layer has two attentions, two MLPs, and experts b
 # families with an MLP of the dense width beside the experts
 SHARED_WHOLE = {"hunyuan_v1_moe", "gemma4_text"} | TWICE
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_topk", "moe_k")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
@@ -226,6 +234,13 @@ def mlp_weights(config: Mapping[str, Any], hidden: int, layers: int) -> tuple[in
         width = number(config, "num_key_value_heads") * number(config, "kv_channels")
         each += 2 * hidden * width + hidden
     return narrow, matrices * hidden * linears, mixed * experts * each
+
+
+def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """(experts of a layer, of which a token passes through so many); 1 and 1 of one without."""
+    count = number(config, *EXPERTS, default=0, least=0) or 1
+    chosen = next((config[key] for key in CHOSEN if config.get(key)), count)
+    return count, min(chosen, count) if type(chosen) is int else count
 
 
 def _mixed_layers(config: Mapping[str, Any], layers: int) -> int:

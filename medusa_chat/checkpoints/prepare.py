@@ -15,6 +15,7 @@ from medusa_chat.checkpoints.known_checks import KnownChecks
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_step
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep
+from medusa_chat.decoding.backends.native_experts import pack_experts
 from medusa_chat.decoding.backends.native_layers import PackedEmbedding, layer_packer
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeStep
@@ -160,6 +161,7 @@ def _on_cpu(
             pack_layer = layer_packer(model, native, keep)
         elif is_file or isinstance(keep, Quantised):
             quantise_linears(model, native, keep)
+            pack_experts(model, native, keep)
     if native is None or can_run and pack_layer is None:
         if isinstance(keep, Quantised):
             raise ModelError(UNROUNDED)

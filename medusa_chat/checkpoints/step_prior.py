@@ -1,6 +1,6 @@
 """step_prior(): what steps should cost before any was seen, by the roofline of the device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,13 +30,14 @@ def step_prior(
 ) -> StepTimes:
     """The times of a model's steps as they begin. On a CPU a row costs a quarter of what reading
     the weights does, less where AMX multiplies rows of bf16, which it does not where a GGUF file's
-    numbers are multiplied (is_packed), or where torch's operators cost more than either. config:
-    the backbone's. head_parameters: of the Medusa heads. tries: see StepBackend."""
+    numbers are multiplied (is_packed), or where torch's operators cost more than either; rows of a
+    mixture read more experts than one row. config: the backbone's. head_parameters: of the Medusa
+    heads. tries: see StepBackend."""
     if device.type == "cpu":
         is_half = precision in ("bf16", "fp16")
         has_tiles = this_cpu().has_amx and not is_packed
         row = TILE_ROW if is_half and (has_tiles or not is_native) else CPU_ROW
-        return StepTimes(_smooth(row, CPU_NODES), DRAFT, tries)
+        return StepTimes(_smooth(row, CPU_NODES, _reads(config)), DRAFT, tries)
     gpu = gpu_of(torch.cuda.get_device_properties(device)) if device.type == "cuda" else None
     try:
         size = sizes(config)
@@ -51,10 +52,26 @@ def step_prior(
     return StepTimes([max(1.0, s / seconds[0]) for s in seconds], draft / seconds[0], tries)
 
 
-def _smooth(row: float, most: int) -> list[float]:
-    """Costs that are flat while reading takes longer and rise with the rows from there on."""
-    values = [(1 + (row * n) ** 3) ** (1 / 3) for n in range(1, most + 1)]
+def _smooth(row: float, most: int, read: Callable[[int], float] = lambda rows: 1.0) -> list[float]:
+    """Costs that are flat while reading takes longer and rise with the rows from there on. read:
+    what a step of so many rows reads, in plain steps."""
+    values = [(read(n) ** 3 + (row * n) ** 3) ** (1 / 3) for n in range(1, most + 1)]
     return [value / values[0] for value in values]
+
+
+def _reads(config: Mapping[str, Any]) -> Callable[[int], float]:
+    """The weights that a step of so many rows reads, in those of a plain one: of a mixture the
+    experts that at least one row chooses, as if each chose for itself."""
+    try:
+        size = sizes(config)
+    except ModelError:
+        return lambda rows: 1.0
+    always = size.linears + size.vocabulary * size.hidden
+
+    def weights(rows: int) -> float:
+        return always + size.experts * (1 - (1 - size.chosen) ** rows)
+
+    return lambda rows: weights(rows) / weights(1)
 
 
 def _seconds(gpu: Gpu, size: Sizes, precision: str, nodes: int) -> float:

@@ -34,11 +34,13 @@ def tree_attention(
     mask: Tensor | None,
     scaling: float | None = None,
     cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of query [1, H, q, D] over keys and values [1, H_kv, s, D] -> [1, q, H, D].
 
     mask: additive [1, 1, q, s], or `fold`ed already, or None for a causal pass over q = s rows.
-    cap: scores become cap * tanh(score / cap) before the mask (Gemma 2).
+    cap: scores become cap * tanh(score / cap) before the mask (Gemma 2). sinks [H]: a score beside
+    the keys' for each head, which takes its share and adds nothing (gpt-oss).
     Grouped keys are never repeated nor expanded: the queries of a group stand below each other as
     rows (keys of stride 0 with a mask gave wrong numbers on CUDA: pytorch issue 191937). On a CPU
     in half precision the sums are taken in fp64, so that a row gives the same bits whatever rows
@@ -51,9 +53,10 @@ def tree_attention(
         hidden = torch.full((rows, rows), -torch.inf, dtype=query.dtype, device=query.device)
         mask = hidden.triu(1)[None, None]
     is_rounded = query.dtype in (torch.bfloat16, torch.float16) and query.device.type == "cpu"
-    if is_rounded or cap is not None:
+    if is_rounded or cap is not None or sinks is not None:
         wide = torch.float64 if is_rounded else torch.float32
-        out = _wide_attention(folded, key[0], value[0], mask, scaling, cap, wide)
+        beside = None if sinks is None else sinks.view(-1, groups).repeat_interleave(rows, 1)
+        out = _wide_attention(folded, key[0], value[0], mask, scaling, cap, wide, beside)
     else:
         if mask is not None:
             is_folded = mask.shape[2] == folded.shape[1]
@@ -106,9 +109,11 @@ def _wide_attention(
     scaling: float | None,
     cap: float | None,
     wide: torch.dtype,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """Attention computed in the dtype `wide`: query [H_kv, G * q, D], key and value [H_kv, s, D],
-    mask additive [1, 1, q, s] -> [H_kv, G * q, D] in the query's dtype."""
+    mask additive [1, 1, q, s], beside [H_kv, G * q]: a score that takes its share of each row ->
+    [H_kv, G * q, D] in the query's dtype."""
     scores = query.to(wide) @ key.to(wide).transpose(1, 2)
     scores *= query.shape[-1] ** -0.5 if scaling is None else scaling
     if cap is not None:
@@ -116,7 +121,10 @@ def _wide_attention(
     if mask is not None:
         by_group = scores.unflatten(1, (-1, mask.shape[2]))
         by_group += mask[0]
-    return (torch.softmax(scores, -1) @ value.to(wide)).to(query.dtype)
+    if beside is None:
+        return (torch.softmax(scores, -1) @ value.to(wide)).to(query.dtype)
+    shares = torch.softmax(torch.cat((scores, beside.to(wide).unsqueeze(-1)), -1), -1)[..., :-1]
+    return (shares @ value.to(wide)).to(query.dtype)
 
 
 OURS: dict[str, Attention] = {}  # by name

@@ -16,14 +16,16 @@ TEXTLESS = ("mistral4", "step3p5")  # text parts without a class in transformers
 UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do not follow the mask
 # whose layers are described as data (layer_forms.py): merged for torch, and passed through by C
 NATIVE_FAMILIES = (
-    "llama mistral qwen2 phi3 qwen3 gemma gemma2 gemma3_text ministral3 smollm3 granite"
+    "llama mistral qwen2 phi3 qwen3 gemma gemma2 gemma3_text ministral3 smollm3 granite "
+    "qwen3_moe mixtral granitemoe gpt_oss"
 ).split()
-HEAD_NORMED = ("qwen3", "gemma3_text")  # queries and keys of a head are normed
+HEAD_NORMED = ("qwen3", "qwen3_moe", "gemma3_text")  # queries and keys of a head are normed
 GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # what multiplies the up product
 ACTIVATION = dict.fromkeys(("gemma2", "gemma3_text"), "hidden_activation")  # key of a config
 # what the C library's decoder takes
 LANES = 8  # numbers of a vector, which a hidden size is a multiple of
-LARGEST_HEAD, LARGEST_HIDDEN = 512, 16384
+LARGEST_HEAD, LARGEST_HIDDEN, MOST_EXPERTS = 512, 16384, 512
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # a config's count of them
 
 
 def refuse_unfit(config: Any) -> None:
@@ -78,8 +80,11 @@ def windows(config: Any) -> tuple[int | None, ...]:
 
 
 def gate_of(config: Mapping[str, Any]) -> str | None:
-    """Which gate the layers of a text model of this config have, of GATES; None for another."""
+    """Which gate the layers of a text model of this config have, of GATES or "clamped"
+    (gpt-oss); None for another."""
     family = str(config.get("model_type"))
+    if family == "gpt_oss":  # whatever its config says
+        return "clamped"
     return GATES.get(config.get(ACTIVATION.get(family, "hidden_act"), "silu"))
 
 
@@ -91,8 +96,10 @@ def native_supports(config: Mapping[str, Any]) -> bool:
     if family not in NATIVE_FAMILIES or not hidden or not heads:
         return False
     width = config.get("head_dim") or hidden // heads
+    experts = next((count for key in EXPERTS if (count := config.get(key))), 0)
     return (
         gate_of(config) is not None
+        and experts <= MOST_EXPERTS
         and not config.get("use_bidirectional_attention")
         and hidden % LANES == 0
         and hidden <= LARGEST_HIDDEN

@@ -8,8 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_chat.decoding.attention import OURS, fold
-from medusa_chat.decoding.layer_forms import LayerForm, angles_of, embedding_scale, norms_around
+from medusa_chat.decoding.attention import OURS, fold, tree_attention
+from medusa_chat.decoding.layer_forms import (
+    ExpertsForm,
+    LayerForm,
+    angles_of,
+    embedding_scale,
+    mixture_of,
+    norms_around,
+    router_of,
+    whole_angles,
+)
 
 
 class LayerOps:
@@ -62,6 +71,28 @@ class Joined(nn.Module):
         return torch.cat([part(hidden) for part in self.parts], -1)
 
 
+class Mixture(nn.Module):
+    """A router and its experts, scored in fp32: [1, n, d] -> [1, n, d] in the same dtype."""
+
+    def __init__(self, stock: Any) -> None:
+        """stock: the block of a layer of transformers."""
+        super().__init__()
+        self.form, self.router, self.experts = (
+            ExpertsForm.of(stock),
+            router_of(stock),
+            stock.experts,
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[1, n, d] -> [1, n, d]."""
+        rows, bias = hidden[0], getattr(self.router, "bias", None)
+        bias = None if bias is None else bias.float()
+        scores = F.linear(rows.float(), self.router.weight.float(), bias)
+        experts, shares = self.form.choice(scores)
+        mixed: Tensor = self.experts(rows, experts, shares.to(rows.dtype))
+        return mixed[None]
+
+
 class FusedLayer(nn.Module):
     """A decoder layer with its q, k, v and its gate and up projections called as one each.
 
@@ -72,9 +103,15 @@ class FusedLayer(nn.Module):
     """
 
     def __init__(
-        self, layer: Any, qkv: nn.Module, out: nn.Module, gate_up: nn.Module, down: nn.Module
+        self,
+        layer: Any,
+        qkv: nn.Module,
+        out: nn.Module,
+        gate_up: nn.Module | None,
+        down: nn.Module | None,
     ) -> None:
-        """layer: the stock one, whose projections are the four linears now."""
+        """layer: the stock one, whose projections are the four linears now; the last two are None
+        where it has experts."""
         super().__init__()
         self.stock = layer
         attention = layer.self_attn
@@ -89,6 +126,7 @@ class FusedLayer(nn.Module):
         self.key_norm = getattr(attention, "k_norm", None)
         self.beside: nn.Module | None = None
         self.qkv, self.out, self.gate_up, self.down = qkv, out, gate_up, down
+        self.mixture = Mixture(mixture_of(layer)) if gate_up is None else None
         half = self.form.width // 2
         sign = torch.tensor([-1.0] * half + [1.0] * half).to(self.before.weight)
         self.sign: Tensor  # of rotate_half
@@ -116,7 +154,7 @@ class FusedLayer(nn.Module):
                 **kwargs,
             )
             return out
-        angles = self.signed(position_embeddings)
+        angles = self.signed(whole_angles(position_embeddings, self.form))
         hidden, delta = self.run(
             hidden_states, None, attention_mask, past_key_values, angles, position_ids
         )
@@ -143,11 +181,24 @@ class FusedLayer(nn.Module):
         query, key, value = self.ops.turned(qkv, *angles, form.heads, cache, self.index)
         if form.growth is not None and positions is not None:
             query = query * form.growth_at(positions)[:, None, :, None].to(query.dtype)
-        attend = OURS[self.config._attn_implementation]
-        mixed = attend(query, key, value, mask, form.scaling, form.cap)
+        if form.has_sinks:
+            sinks = self.stock.self_attn.sinks
+            mixed = tree_attention(query, key, value, mask, form.scaling, form.cap, sinks)
+        else:
+            attend = OURS[self.config._attn_implementation]
+            mixed = attend(query, key, value, mask, form.scaling, form.cap)
         delta = self._added(self.out(mixed.flatten(2)), self.mixed)
         hidden, x = self.ops.add_norm(hidden, delta, self.after)
-        return hidden, self._added(self.down(self._gated(self.gate_up(x))), self.fed)
+        return hidden, self._added(self._fed(x), self.fed)
+
+    def _fed(self, x: Tensor) -> Tensor:
+        """What the gated products, or the experts, make of x [1, q, d]."""
+        if self.mixture is not None:
+            mixed: Tensor = self.mixture(x)
+            return mixed
+        assert self.gate_up is not None and self.down is not None
+        out: Tensor = self.down(self._gated(self.gate_up(x)))
+        return out
 
     def _heads_normed(self, qkv: Tensor) -> Tensor:
         """qkv [1, q, (H + 2 H_kv) D] with the heads of queries and keys normed, where they are."""
@@ -234,7 +285,7 @@ class FusedDecoder:
         for number, layer in enumerate(layers):
             form = layer.form
             if (form.kind, form.is_turned) not in angles:
-                found = angles_of(self.stock.rotary_emb, hidden, position_ids, form.kind)
+                found = angles_of(self.stock.rotary_emb, hidden, position_ids, form)
                 angles[form.kind, form.is_turned] = layer.signed(found)
             hidden, delta = layer.run(
                 hidden,

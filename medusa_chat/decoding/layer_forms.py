@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_chat.decoding.families import gate_of, window_of
+from medusa_chat.decoding.families import MOST_EXPERTS, gate_of, window_of
 
 # classes of layers: attention and gated products, a norm before each, and a sum after each
 PLAIN = "Llama Mistral Qwen2 Qwen3 Phi3 Ministral3 SmolLM3 Granite Gemma".split()
+MIXED = (
+    "Qwen3Moe Mixtral GraniteMoe GptOss".split()
+)  # the same with experts in all layers or in some
 POST_NORMED = "Gemma2 Gemma3".split()  # the same, what is added is normed too
-LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *POST_NORMED)}
+LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *MIXED, *POST_NORMED)}
 RAISED_NORMS = {f"{family}RMSNorm" for family in ("Gemma", "Gemma2", "Gemma3")}  # 1 + weight
+GATES_UPS, DOWNS = "gate_up_proj", "down_proj"  # the weights of all experts of a layer
 PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -33,17 +37,69 @@ def is_described(layer: nn.Module) -> bool:
         return False
     known: Any = layer
     attention = known.self_attn
+    if (mixture := mixture_of(layer)) is not None and ExpertsForm.of(mixture).count > MOST_EXPERTS:
+        return False
     has_gate = gate_of(attention.config.to_dict()) is not None
     return bool(has_gate and getattr(attention, "is_causal", True))
+
+
+def are_experts(module: Any) -> bool:
+    """Whether a module of transformers is experts that C can have: with a gate, and weights of all
+    of them as one."""
+    has_both = all(isinstance(getattr(module, key, None), Tensor) for key in (GATES_UPS, DOWNS))
+    if not has_both or not hasattr(module, "_apply_gate"):
+        return False
+    is_known = getattr(module, "has_gate", False) and not module.has_post_expert_norm
+    return bool(is_known) and getattr(module, GATES_UPS).dim() == 3
+
+
+def mixture_of(layer: Any) -> Any:
+    """The block of a layer that has a router and experts; None where it has none."""
+    block = layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp
+    return block if hasattr(block, "experts") else None
+
+
+def router_of(mixture: Any) -> Any:
+    """What scores the experts of a mixture: it has a weight [count, d], and a bias in some
+    families."""
+    return mixture.router if hasattr(mixture, "router") else mixture.gate
+
+
+@dataclass(frozen=True)
+class ExpertsForm:
+    """count: experts of a layer; chosen: of a row; is_normed: whether these count by their shares
+    among the chosen ones, not among all."""
+
+    count: int
+    chosen: int
+    is_normed: bool
+
+    @classmethod
+    def of(cls, mixture: Any) -> "ExpertsForm":
+        """The form of a layer's block with a router."""
+        router = router_of(mixture)
+        is_normed = bool(getattr(router, "norm_topk_prob", True))
+        return cls(len(router.weight), int(router.top_k), is_normed)
+
+    def choice(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores float32 [n, count] -> the experts int64 [n, chosen] of each row, and their shares
+        float32."""
+        best, experts = scores.topk(self.chosen, -1)
+        if self.is_normed:
+            return experts, best.softmax(-1)
+        return experts, torch.exp(best - scores.logsumexp(-1, True))
 
 
 @dataclass(frozen=True)
 class LayerForm:
     """heads: of queries, and of keys and values, `width` numbers each; kind: of its rotary angles
-    where the model has several; is_turned: whether queries and keys are rotated at all; window:
-    positions that a row sees, itself included, None: all; scaling: of scores, which a cap bends to
-    cap * tanh(score / cap); residual: factor of what is added; growth: beta and length, of queries
-    multiplied by 1 + beta log(1 + floor(position / length))."""
+    where the model has several; is_turned: whether queries and keys are rotated at all; is_halved:
+    whether the family's rotary embedding gives each angle once, not for both halves of a head;
+    window: positions that a row sees, itself included, None: all; scaling: of scores, which a cap
+    bends to cap * tanh(score / cap); has_sinks: whether each head has a score that takes its share
+    beside the keys'; residual: factor of what is added; growth: beta and length, of queries
+    multiplied by 1 + beta log(1 + floor(position / length)); experts: of a layer that has some;
+    clamp: alpha and limit of clamped gates."""
 
     heads: tuple[int, int]
     width: int
@@ -55,6 +111,10 @@ class LayerForm:
     cap: float | None = None
     residual: float = 1.0
     growth: tuple[float, int] | None = None
+    experts: ExpertsForm | None = None
+    clamp: tuple[float, float] | None = None
+    is_halved: bool = False
+    has_sinks: bool = False
 
     @classmethod
     def of(cls, layer: Any) -> "LayerForm":
@@ -64,6 +124,7 @@ class LayerForm:
         kinds = getattr(config, "layer_types", None)
         kind = kinds[index] if kinds else None
         family = type(layer).__name__.removesuffix("DecoderLayer")
+        mixture = mixture_of(layer)
         return cls(
             heads=(config.num_attention_heads, config.num_key_value_heads),
             width=attention.head_dim,
@@ -76,6 +137,10 @@ class LayerForm:
             cap=attention.attn_logit_softcapping if family == "Gemma2" else None,
             residual=float(getattr(layer, "residual_multiplier", 1.0)),
             growth=_growth(config) if family == "Ministral3" else None,
+            experts=None if mixture is None else ExpertsForm.of(mixture),
+            clamp=(config.swiglu_alpha, config.swiglu_limit) if family == "GptOss" else None,
+            is_halved=family == "GptOss",
+            has_sinks=hasattr(attention, "sinks"),
         )
 
     def growth_at(self, positions: Tensor) -> Tensor:
@@ -105,6 +170,11 @@ def norm_weight(norm: Any) -> Tensor:
     return weight + 1 if type(norm).__name__ in RAISED_NORMS else weight
 
 
+def norm_epsilon(norm: Any) -> float:
+    """What a norm adds to the mean square."""
+    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
+
 def embedding_scale(decoder: Any) -> float:
     """What a decoder multiplies the rows of its embedding by, rounded as its weights are."""
     embedding = decoder.embed_tokens
@@ -114,10 +184,14 @@ def embedding_scale(decoder: Any) -> float:
     return own * float(getattr(decoder, "embedding_multiplier", 1.0))
 
 
-def angles_of(rotary: Any, x: Tensor, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
-    """cos and sin [1, n, R] in the dtype of x at positions int64 [1, n], of layers of this kind."""
+def angles_of(rotary: Any, x: Tensor, positions: Tensor, form: LayerForm) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, n, R] in the dtype of x at positions int64 [1, n], of layers of this form."""
     if hasattr(rotary, "layer_types"):
-        found: tuple[Tensor, Tensor] = rotary(x, positions, kind)
-        return found
-    found = rotary(x, position_ids=positions)
-    return found
+        return whole_angles(rotary(x, positions, form.kind), form)
+    return whole_angles(rotary(x, position_ids=positions), form)
+
+
+def whole_angles(angles: tuple[Tensor, Tensor], form: LayerForm) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, n, R] of those that a family's rotary embedding gives."""
+    cos, sin = angles
+    return (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)) if form.is_halved else (cos, sin)

@@ -30,7 +30,9 @@ def found_in(path):
 
 
 FAMILIES = "mistral qwen2 qwen3 gemma3 phi3 granite cohere2 olmo2 exaone4 mixtral gpt_oss"
+FAMILIES += " qwen3_moe qwen2_moe granitemoe glm4_moe deepseek_v2 minimax_m2"  # with experts
 NEAR = 0.1  # of the length of the logits; bf16 alone gives 0.04 in such random models
+NEAR_OF_EXPERTS = 0.15  # a row whose router is near a tie goes to other experts
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,8 @@ def test_a_packed_model_has_the_logits_of_the_unpacked_one(family, kind, ties, l
         ours = backbone.lm_head(backbone.run_chunk(ids)).float()
         theirs = plain(ids[None]).logits[0]
     off = (ours - theirs).norm(dim=1) / theirs.norm(dim=1)
-    assert float(off.nanmedian()) < NEAR
+    near = NEAR_OF_EXPERTS if backbone.has_experts else NEAR
+    assert float(off.nanmedian()) < near
     assert answer(packed, "hello the hedgehog")[-1].stats.new_tokens > 0
 
 

@@ -55,6 +55,18 @@ FAMILIES = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 8}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 8}),
     "gemma3": (
         "Gemma3Text",
@@ -110,6 +122,28 @@ FAMILIES = {
         },
     ),
 }
+MIXTURES = {  # beside those that are tested everywhere
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 8,
+            "sliding_window": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "residual_multiplier": 0.6,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+}
 SLOW = {"gemma3n": ("Gemma3nText", SHARED | {"laurel_rank": 4, "intermediate_size": [48] * 4})}
 RENAMED = {
     "gpt2": {
@@ -124,7 +158,7 @@ RENAMED = {
 
 def tiny(family: str, seed: int = 0, **changes: object):
     """A random model of `family` in fp32, ready to decode."""
-    name, extra = (FAMILIES | SLOW)[family]
+    name, extra = (FAMILIES | MIXTURES | SLOW)[family]
     values = COMMON | extra | changes
     values = {RENAMED.get(family, {}).get(key, key): value for key, value in values.items()}
     if family == "gpt2":
@@ -133,4 +167,7 @@ def tiny(family: str, seed: int = 0, **changes: object):
     torch.manual_seed(seed)
     kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name.removesuffix('Text')}ForCausalLM"
     model = getattr(transformers, kind)(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj_bias"):  # of experts, which transformers begins with zeros
+            torch.nn.init.normal_(parameter, std=0.4)
     return model.eval().requires_grad_(False)

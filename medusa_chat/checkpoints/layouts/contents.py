@@ -135,6 +135,7 @@ def gguf_in(folder: Folder) -> BackboneFiles | None:
         stored=header.quantisation,
         packed=header.packed_bytes(),
         table=header.packed_bytes(EMBEDDINGS),
+        stacked=header.stacked,
         wide=header.wide_weights,
         notes=tuple(filter(None, (why, unknown_split(header.metadata)))),
     )

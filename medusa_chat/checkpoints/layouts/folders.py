@@ -36,8 +36,9 @@ class BackboneFiles:
     """A whole model. folder: "" or the subfolder. files: its weights in that folder, all
     .safetensors, all pickles, or the parts of one GGUF file; missing: files of its index that are
     not there. stored: what the types of a GGUF file are called, which holds config and tokenizer,
-    too; packed: bytes of its matrices in blocks in memory, table: of these the embeddings', wide:
-    weights of all else. notes: why these files."""
+    too; packed: bytes of its matrices in blocks in memory, table: of these the embeddings';
+    stacked: bytes of its experts in blocks where our C keeps them, and their weights; wide: weights
+    of all else. notes: why these files."""
 
     folder: str
     config: Mapping[str, Any]
@@ -48,6 +49,7 @@ class BackboneFiles:
     stored: str = ""
     packed: int = 0
     table: int = 0
+    stacked: tuple[int, int] = (0, 0)
     wide: int = 0
     notes: tuple[str, ...] = ()
 

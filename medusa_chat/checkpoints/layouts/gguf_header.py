@@ -47,6 +47,7 @@ MIXTURES = {
 }
 MIXTURE = "general.file_type"
 EMBEDDINGS = "token_embd.weight"
+STACK = "_exps.weight"  # how the name of a tensor of all experts ends
 TABLES = (EMBEDDINGS, "output.weight")  # often of another type than the layers
 
 
@@ -66,6 +67,11 @@ class Placed:
         """Whether it is a matrix of quantised blocks. Stacks of several are none."""
         return len(self.shape) == 2 and TYPES[self.type][1] > 1
 
+    @property
+    def kept_bytes(self) -> int:
+        """Its bytes as our C code lays it out."""
+        return int(math.prod(self.shape) * KEPT.get(self.type, EIGHT_BITS) / 32)
+
 
 @dataclass(frozen=True)
 class GgufHeader:
@@ -80,15 +86,25 @@ class GgufHeader:
         where all is floats."""
         named = ((name, one) for name, one in self.tensors.items() if only in ("", name))
         matrices = [one for _, one in named if one.is_in_blocks]
-        return sum(
-            int(math.prod(one.shape) * KEPT.get(one.type, EIGHT_BITS) / 32) for one in matrices
-        )
+        return sum(one.kept_bytes for one in matrices)
 
     @property
     def wide_weights(self) -> int:
-        """Weights of all else, which lies in memory in 16 bits."""
+        """Weights of all else but experts in blocks, which lies in memory in 16 bits."""
+        stacks = {id(one) for one in self._stacks()}
         rest = (one for one in self.tensors.values() if not one.is_in_blocks)
-        return sum(math.prod(one.shape) for one in rest)
+        return sum(math.prod(one.shape) for one in rest if id(one) not in stacks)
+
+    @property
+    def stacked(self) -> tuple[int, int]:
+        """Of experts in blocks the bytes as our C code lays them out, and the weights."""
+        stacks = self._stacks()
+        return sum(one.kept_bytes for one in stacks), sum(math.prod(one.shape) for one in stacks)
+
+    def _stacks(self) -> list[Placed]:
+        """The weights of all experts of a layer, where they are in blocks."""
+        named = ((name, one) for name, one in self.tensors.items() if STACK in name)
+        return [one for _, one in named if len(one.shape) == 3 and TYPES[one.type][1] > 1]
 
     @property
     def quantisation(self) -> str:

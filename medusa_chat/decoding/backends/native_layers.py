@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_chat.decoding.backends.native_experts import NativeExperts
 from medusa_chat.decoding.backends.native_library import Linear, NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_weights import (
     DISABLED,
@@ -21,7 +22,7 @@ from medusa_chat.decoding.backends.native_weights import (
 )
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.fused_layers import Joined
-from medusa_chat.decoding.layer_forms import parts_of
+from medusa_chat.decoding.layer_forms import mixture_of, parts_of
 
 
 @torch.inference_mode()
@@ -49,7 +50,7 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
     """Put native linears into the merged layer at `place` and the stock layer that it wraps: its
     queries, keys and values, its gate and its up product each keep weights of their own kind. What
     is native already stays."""
-    attention, mlp = layer.stock.self_attn, layer.stock.mlp
+    attention, mlp = layer.stock.self_attn, getattr(layer.stock, "mlp", layer)
     if isinstance(attention.o_proj, NativeLinear):
         return
     queries, keys = (heads * layer.form.width for heads in layer.form.heads)
@@ -77,6 +78,12 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
 
     layer.qkv = joined(attention, "self_attn", "qkv_proj", [queries, keys, keys])
     layer.out = single(attention, "self_attn", "o_proj")
+    if layer.mixture is not None:
+        block = mixture_of(layer.stock)
+        name = next(name for name, one in layer.stock.named_modules() if one is block.experts)
+        block.experts = NativeExperts(block.experts, f"{place}.{name}", library, storage)
+        layer.mixture.experts = block.experts
+        return
     inner = mlp.down_proj.weight.shape[1]
     layer.gate_up = joined(mlp, "mlp", "gate_up_proj", [inner, inner])
     layer.down = single(mlp, "mlp", "down_proj")

@@ -42,15 +42,22 @@ class Linear(Structure):
     _fields_ = [("weights", Weights), ("bias", c_void_p)]
 
 
+class Experts(Structure):
+    """A layer's experts: kernels/pass.h."""
+
+    _fields_ = [("router", Linear), *_all(c_int64, "count chosen is_normed")]
+
+
 class Layer(Structure):
     """One layer, by what it computes, and its caches: kernels/pass.h."""
 
     _fields_ = [
         *_all(c_void_p, "before beside mixed after fed query_norm key_norm cosines sines growth"),
         *_all(Linear, "query key value out gate up down"),
-        *_all(c_void_p, "keys values"),
+        ("experts", Experts),
+        *_all(c_void_p, "sinks keys values"),
         *_all(c_int64, "heads kv_heads head_dim rotary inner window gates"),
-        *_all(c_float, "scaling cap residual"),
+        *_all(c_float, "scaling cap residual alpha limit"),
     ]
 
 

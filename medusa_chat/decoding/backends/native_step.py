@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_library as structs
+from medusa_chat.decoding.backends.native_experts import NativeExperts
 from medusa_chat.decoding.backends.native_layers import PackedEmbedding, outputs_of
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
 from medusa_chat.decoding.backends.native_rows import NativeRows
@@ -37,10 +38,16 @@ from medusa_chat.decoding.backends.parity import agrees, share
 from medusa_chat.decoding.backends.replacements import is_plain_layer
 from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.families import native_supports
-from medusa_chat.decoding.fused_layers import FusedDecoder
+from medusa_chat.decoding.fused_layers import FusedDecoder, Mixture
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.decoding.kv_cache import KVCache, Layer, Shape
-from medusa_chat.decoding.layer_forms import LayerForm, angles_of, embedding_scale, norm_weight
+from medusa_chat.decoding.layer_forms import (
+    LayerForm,
+    angles_of,
+    embedding_scale,
+    norm_epsilon,
+    norm_weight,
+)
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import TorchStep
 
@@ -49,7 +56,7 @@ from medusa_chat.decoding.step import TorchStep
 # by 0.22 where keys are large (Qwen2), and C by as much
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
 LINEARS = ("query", "key", "value", "out", "gate", "up", "down")  # of kernels/pass.h, in order
-GATES = ("silu", "gelu")  # in the order of kernels/pass.h
+GATES = ("silu", "gelu", "clamped")  # in the order of kernels/pass.h
 
 
 class Passes:
@@ -122,7 +129,7 @@ class NativeDecoder(nn.Module):
             self._capacity,
             embedding.table.outs if is_packed else len(embedding.weight),
             keys.dtype == torch.bfloat16,
-            stock.norm.eps,
+            norm_epsilon(stock.norm),
             embedding_scale(stock),
             None if is_packed else embedding.weight.data_ptr(),
             embedding.table.weights if is_packed else Weights(),
@@ -139,13 +146,20 @@ class NativeDecoder(nn.Module):
             norm = getattr(layer, name)
             setattr(out, name, None if norm is None else self._norm(norm))
         queries, keys = (heads * form.width for heads in form.heads)
-        inner, width = layer.down.ins, self.library.panel_width
+        width = self.library.panel_width
         linears = [
             *outputs_of(layer.qkv.parts, (queries, keys, keys), width),
             *outputs_of([layer.out], (layer.out.outs,), width),
-            *outputs_of(layer.gate_up.parts, (inner, inner), width),
-            *outputs_of([layer.down], (layer.down.outs,), width),
         ]
+        if layer.mixture is None:
+            inner = layer.down.ins
+            linears += outputs_of(layer.gate_up.parts, (inner, inner), width)
+            linears += outputs_of([layer.down], (layer.down.outs,), width)
+        else:
+            experts: NativeExperts = layer.mixture.experts
+            inner = experts.down.ins
+            linears += [one.linear for one in (experts.gate, experts.up, experts.down)]
+            out.experts = self._experts(layer.mixture)
         for name, linear in zip(LINEARS, linears, strict=True):
             setattr(out, name, linear)
         out.keys, out.values = kv.keys.data_ptr(), kv.values.data_ptr()
@@ -153,18 +167,31 @@ class NativeDecoder(nn.Module):
         out.head_dim, out.inner, out.gates = form.width, inner, GATES.index(form.gate)
         out.window, out.cap = form.window or 0, form.cap or 0.0
         out.scaling, out.residual = form.scaling, form.residual
+        out.alpha, out.limit = form.clamp or (0.0, 0.0)
+        if form.has_sinks:
+            out.sinks = self._floats(layer.stock.self_attn.sinks)
         if form.is_turned:
             if form.kind not in self._angles:
-                self._angles[form.kind] = self._angles_of(rotary, form.kind)
+                self._angles[form.kind] = self._angles_of(rotary, form)
             out.rotary, out.cosines, out.sines = self._angles[form.kind]
         if form.growth is not None:
             out.growth = self._floats(form.growth_at(torch.arange(self._capacity)))
 
-    def _angles_of(self, rotary: Any, kind: str | None) -> tuple[int, int, int]:
+    def _experts(self, mixture: Mixture) -> structs.Experts:
+        """How experts are chosen. The router's weight is multiplied as it is, with unrounded
+        rows."""
+        form, router = mixture.form, mixture.router
+        weights, panels = pack_floats(router.weight.detach().float(), self.library.panel_width)
+        self._kept.append(panels)
+        bias = getattr(router, "bias", None)
+        linear = structs.Linear(weights, None if bias is None else self._floats(bias))
+        return structs.Experts(linear, form.count, form.chosen, form.is_normed)
+
+    def _angles_of(self, rotary: Any, form: LayerForm) -> tuple[int, int, int]:
         """How many numbers of a head are turned, and the addresses of their cosines and sines
         [capacity, R]."""
         places = torch.arange(self._capacity)[None]
-        cosines, sines = angles_of(rotary, torch.zeros(1, 1, 1), places, kind)
+        cosines, sines = angles_of(rotary, torch.zeros(1, 1, 1), places, form)
         return cosines.shape[-1], self._floats(cosines[0]), self._floats(sines[0])
 
     def _norm(self, norm: Any) -> int:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Product, Weights
 from medusa_chat.decoding.backends.parity import share
+from medusa_chat.decoding.layer_forms import are_experts
 
 WIDEST_PANEL = 32  # outputs, on any CPU
 FLOATS, HALVES, UPPERS = range(3)  # kernels/weights.h
@@ -157,6 +158,13 @@ class WeightStorage:
         """What is multiplied in place of a weight [outs, ins], that of the tensor of this name:
         stored rows, or numbers of fp32 or bf16."""
         return weight if self.dtype is None else weight.to(self.dtype)
+
+    def experts(self, name: str, weight: Tensor, half: int | None) -> Iterator[StoredRows | Tensor]:
+        """What is multiplied in place of each expert's matrix of a weight [count, outs, ins]. name:
+        of the tensor of all, of which these are the gates (half 0), the ups (1), or the whole."""
+        for one in weight:
+            found = self(name, one)
+            yield found.whole() if isinstance(found, UnreadRows) else found
 
 
 class Quantised(WeightStorage):
@@ -332,9 +340,13 @@ class NativeLinear(nn.Module):
 
 def quantised_bytes(model: nn.Module) -> int:
     """Bytes of the packed weights of a model that are quantised."""
-    linears = {id(one): one for one in model.modules() if isinstance(one, NativeLinear)}
-    panels = [one.panels for one in linears.values()]
-    return sum(one.nbytes for one in panels if one.dtype == torch.uint8)
+    held = (getattr(one, "panels", None) for one in model.modules())
+    panels = {
+        one.data_ptr(): one.nbytes
+        for one in held
+        if isinstance(one, Tensor) and one.dtype == torch.uint8
+    }
+    return sum(panels.values())
 
 
 # ------------------------------------------------------------------------------- a model's weights
@@ -363,11 +375,12 @@ def quantise_linears(model: Any, library: NativeLibrary, storage: WeightStorage)
 
 
 def convert_parameters(model: Any, dtype: torch.dtype, with_linears: bool = False) -> None:
-    """Convert the parameters of a model to a dtype, those of its layers' linears only where asked:
-    they are converted one by one as they are packed. Buffers stay: rotary frequencies are in
-    fp32."""
+    """Convert the parameters of a model to a dtype, those of its layers' linears and experts only
+    where asked: they are converted one by one as they are packed. Buffers stay: rotary frequencies
+    are in fp32."""
     head = model.get_output_embeddings()
     for module in model.modules():
-        if with_linears or type(module) is not nn.Linear or module is head:
+        is_packed = type(module) is nn.Linear or are_experts(module)
+        if with_linears or not is_packed or module is head:
             for number in module.parameters(recurse=False):
                 number.data = number.data.to(dtype)

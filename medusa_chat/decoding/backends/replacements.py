@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_chat.decoding.backends.native_experts import NativeExperts
 from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.backends.quantised import (
     Int8Linear,
@@ -18,13 +19,16 @@ from medusa_chat.decoding.backends.quantised import (
 )
 from medusa_chat.decoding.backends.stored_linear import StoredLinear
 from medusa_chat.decoding.fused_layers import FusedLayer, Joined
-from medusa_chat.decoding.layer_forms import is_described, parts_of
+from medusa_chat.decoding.layer_forms import are_experts, is_described, mixture_of, parts_of
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 # families whose norms are weight * x / rms(x) and nothing else
 PLAIN_NORMS = {
     f"{family}RMSNorm"
-    for family in "Llama Mistral Mixtral Qwen2 Qwen3 Phi3 Olmo2 Granite SmolLM3 Ministral3".split()
+    for family in (
+        "Llama Mistral Mixtral Qwen2 Qwen3 Qwen3Moe Phi3 Olmo2 Granite GraniteMoe "
+        "SmolLM3 Ministral3"
+    ).split()
 }
 
 
@@ -71,6 +75,10 @@ def replace_submodules(
     for name in norms:
         model.set_submodule(name, to_torch_rmsnorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
+    if (
+        pack_layer is None
+    ):  # the merged torch layer scores experts in fp32, the family's own may not
+        layers = [one for one in layers if mixture_of(model.get_submodule(one)) is None]
     for name in layers:
         stock: Any = model.get_submodule(name)
         layer = fuse(stock, packs) if pack_layer is None else wrap(stock)
@@ -112,13 +120,13 @@ def fuse(layer: Any, packs: bool) -> FusedLayer:
 
 def wrap(layer: Any) -> FusedLayer:
     """The layer with its projections as they are, called as one where they have one input."""
-    attention, mlp = layer.self_attn, layer.mlp
+    attention, is_mixed = layer.self_attn, mixture_of(layer) is not None
     return FusedLayer(
         layer,
         qkv=_joined(attention, "qkv_proj"),
         out=attention.o_proj,
-        gate_up=_joined(mlp, "gate_up_proj"),
-        down=mlp.down_proj,
+        gate_up=None if is_mixed else _joined(layer.mlp, "gate_up_proj"),
+        down=None if is_mixed else layer.mlp.down_proj,
     )
 
 
@@ -128,16 +136,22 @@ def _joined(parent: Any, whole: str) -> Joined:
 
 def is_plain_layer(module: nn.Module) -> bool:
     """Whether FusedLayer gives what this layer gives: its form is described, its linears are plain,
-    the C library's, or in 4 bits that merge without loss."""
+    the C library's, or in 4 bits that merge without loss; its experts, where it has some, are ones
+    that C can have."""
     if not is_described(module):
         return False
     layer: Any = module
-    attention, mlp = layer.self_attn, layer.mlp
+    mixture, attention = mixture_of(layer), layer.self_attn
+    joined, single = [(attention, "qkv_proj")], [attention.o_proj]
+    if mixture is None:
+        joined.append((layer.mlp, "gate_up_proj"))
+        single.append(layer.mlp.down_proj)
+    elif not (are_experts(mixture.experts) or isinstance(mixture.experts, NativeExperts)):
+        return False
     merged = [
-        tuple(getattr(parent, name) for name in parts_of(parent, whole))
-        for parent, whole in ((attention, "qkv_proj"), (mlp, "gate_up_proj"))
+        tuple(getattr(parent, name) for name in parts_of(parent, whole)) for parent, whole in joined
     ]
-    return all(map(_fits, [*merged, (attention.o_proj,), (mlp.down_proj,)]))
+    return all(map(_fits, [*merged, *((one,) for one in single)]))
 
 
 def _fits(linears: tuple[Any, ...]) -> bool:

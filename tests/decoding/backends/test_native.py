@@ -40,6 +40,7 @@ from medusa_chat.errors import UsageError
 NATIVE = (
     *("llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed", "phi3", "phi3-part", "qwen3"),
     *("gemma", "gemma2", "gemma3", "ministral3", "smollm3", "smollm3-window", "granite"),
+    *("qwen3-moe", "mixtral", "granite-moe", "gpt-oss"),
 )
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -187,8 +188,9 @@ def test_in_bf16_it_is_nearer_to_fp32_than_torchs_operators(family, length, libr
     ):
         with torch.inference_mode():
             found.append(engine.backbone.run_chunk(ids).float())
-    exact_ones, torchs, ours = found
-    assert (ours - exact_ones).norm() < (torchs - exact_ones).norm() < 0.1 * exact_ones.norm()
+    exact_ones, torchs, ours = found  # by row: near a tie one may go to another expert
+    off = [(one - exact_ones).norm(dim=1).median() for one in (ours, torchs)]
+    assert off[0] < off[1] < 0.1 * exact_ones.norm(dim=1).median()
 
 
 WIDE = {"head_dim": 32, "intermediate_size": 64}  # heads that AMX tiles take

@@ -150,6 +150,9 @@ static void hide(const Block *b, const Attention *a, float *s, int row) {
 /* tanh(x), to a few units of the last place of 1. */
 INLINE vec hyperbolic(vec x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
 
+/* The shares of a block's sinks [pairs], behind its scores, which leave that room. */
+static float *sinks_of(const Block *b) { return b->s + (ptrdiff_t)b->pairs * b->width; }
+
 /* Scores of one part's pairs to shares, not yet divided by their sum. */
 static void soften(const Block *b, const Attention *a, int part, int parts) {
     const float cap = a->layer.cap;
@@ -160,7 +163,9 @@ static void soften(const Block *b, const Attention *a, int part, int parts) {
         hide(b, a, s, b->row[l]);
         vec most = load(s);
         for (int j = LANES; j < b->width; j += LANES) most = larger(load(s + j), most);
-        const float high = highest(most);
+        const float *sink = a->layer.sinks ? a->layer.sinks + b->head[l] : NULL;
+        const float own = highest(most), high = sink && *sink > own ? *sink : own;
+        sinks_of(b)[l] = sink ? exponential(all(*sink - high))[0] : 0.0f;
         for (int j = 0; j < b->width; j += LANES) store(s + j, exponential(load(s + j) - high));
     }
 }
@@ -269,7 +274,7 @@ static void mix(const Block *b, const void *values, int begin) {
         }
     }
     for (int l = 0; l < b->pairs; l++) {
-        const float scale = 1.0f / b->whole[l];
+        const float scale = 1.0f / (b->whole[l] + sinks_of(b)[l]);
         float *to = b->to[l];
         int d = 0;
         for (; d + LANES <= b->dims; d += LANES) store(to + d, load(to + d) * scale);

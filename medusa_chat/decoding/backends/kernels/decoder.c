@@ -16,6 +16,8 @@
 
 #include "attention.h"
 #include "attention_tiles.h"
+#include "experts.h"
+#include "gates.h"
 #include "half.h"
 #include "packed.h"
 #include "pass.h"
@@ -74,9 +76,9 @@ static void keep(const Decoder *m, void *all_kept, ptrdiff_t at, const float *x,
 typedef struct {
     const Pass *pass;
     int part, parts;
-    float *queries, *keys, *values, *mixed, *gate, *up, *added; /* all parts' */
+    float *queries, *keys, *values, *mixed, *gate, *up, *added, *routed; /* all parts' */
     float *scores; /* of what all attend to together */
-    float *residual, *embedded, *normed, *scratch; /* its own */
+    float *residual, *embedded, *normed, *gathered, *scratch; /* its own */
 } Part;
 
 /* One head of a query or a key, normed and turned where it stands. */
@@ -116,25 +118,6 @@ static void place(const Part *p, const Layer *layer) {
     }
 }
 
-/* The gate of LANES numbers: SILU, or GELU by tanh, which is as much: x / (1 + e^-z). */
-INLINE vec gate_of(vec x, int64_t kind) {
-    vec z = x;
-    if (kind == GELU) z = x * fused(x * x, all(0.0713548162726f), all(1.59576912160573f));
-    return x / (1.0f + exponential(-z));
-}
-
-/* Columns `at` to `end` of gate and up [rows, inner]: the gate's become gate(gate) * up. */
-static void activate(float *gate, const float *up, const Layer *layer, int rows, int at, int end) {
-    const int inner = (int)layer->inner;
-    end = least(end, inner);
-    for (int i = 0; i < rows; i++, gate += inner, up += inner) {
-        int k = at;
-        for (; k + LANES <= end; k += LANES)
-            store(gate + k, gate_of(load(gate + k), layer->gates) * load(up + k));
-        for (; k < end; k++) gate[k] = gate_of(all(gate[k]), layer->gates)[0] * up[k];
-    }
-}
-
 /* A token's embedding. */
 static void embed(const Decoder *m, int64_t token, float *x) {
     const int size = (int)m->hidden;
@@ -152,42 +135,47 @@ static void embed(const Decoder *m, int64_t token, float *x) {
     }
 }
 
-/* The widest of all layers, in numbers of a row, and floats that attention works in. */
+/* The widest of all layers, in numbers of a row, and floats that attention works in, and experts do,
+   all parts' and a part's own. */
 typedef struct {
-    int64_t queries, keys, inner, input, attention;
+    int64_t queries, keys, inner, input, attention, routed, gathered;
 } Widths;
 
 INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static Widths widths_of(const Decoder *m, int64_t keys) {
+static Widths widths_of(const Decoder *m, int64_t rows, int64_t keys) {
     Widths w = {.input = m->hidden};
     for (int l = 0; l < m->count; l++) {
         const Layer *layer = m->layers + l;
         w.queries = larger_of(w.queries, query_width(layer));
         w.keys = larger_of(w.keys, key_width(layer));
-        w.inner = larger_of(w.inner, layer->inner);
+        const int64_t experts = layer->experts.chosen;
+        w.inner = larger_of(w.inner, layer->inner * larger_of(experts, 1));
         if (layer->beside) w.input = 2 * m->hidden;
         w.attention = larger_of(w.attention, attention_size(m, layer, keys));
+        if (!experts) continue;
+        w.routed = larger_of(w.routed, mixture_size(layer, rows, m->hidden));
+        w.gathered = larger_of(w.gathered, mixture_own_size(layer, rows, m->hidden));
     }
     return w;
 }
 
 /* Floats of a part's own. */
 static int64_t own_size(const Decoder *m, const Widths *w, int64_t rows) {
-    return rows * (m->hidden + 2 * w->input) + w->attention;
+    return rows * (m->hidden + 2 * w->input) + w->gathered + w->attention;
 }
 
 /* Floats that a pass of `rows` rows over `keys` tokens works in. */
 EXPORT int64_t work_size(const Decoder *m, int64_t rows, int64_t keys, int64_t threads) {
-    const Widths w = widths_of(m, keys);
-    const int64_t shared = rows * (2 * (w.queries + w.keys + w.inner) + m->hidden);
+    const Widths w = widths_of(m, rows, keys);
+    const int64_t shared = rows * (2 * (w.queries + w.keys + w.inner) + m->hidden) + w.routed;
     return shared + threads * (scores_size(keys) + own_size(m, &w, rows));
 }
 
 static Part part_of(const Pass *pass, int part, int parts) {
     const Decoder *m = pass->decoder;
     const int64_t rows = pass->rows;
-    const Widths w = widths_of(m, pass->keys);
+    const Widths w = widths_of(m, rows, pass->keys);
     Part p = {.pass = pass, .part = part, .parts = parts};
     p.queries = pass->work;
     p.mixed = p.queries + rows * w.queries;
@@ -196,11 +184,13 @@ static Part part_of(const Pass *pass, int part, int parts) {
     p.gate = p.values + rows * w.keys;
     p.up = p.gate + rows * w.inner;
     p.added = p.up + rows * w.inner;
-    p.scores = p.added + rows * m->hidden;
+    p.routed = p.added + rows * m->hidden;
+    p.scores = p.routed + w.routed;
     p.residual = p.scores + parts * scores_size(pass->keys) + part * own_size(m, &w, rows);
     p.normed = p.residual + rows * m->hidden;
     p.embedded = p.normed + rows * w.input;
-    p.scratch = p.embedded + rows * w.input;
+    p.gathered = p.embedded + rows * w.input;
+    p.scratch = p.gathered + w.gathered;
     return p;
 }
 
@@ -310,28 +300,47 @@ static void attend_layer(const Part *p, const Layer *layer) {
     add_all(p, layer, layer->mixed);
 }
 
-static void multiply_panels(const Product *p, int at, int end) {
-    const Product q = ready(p);
-    multiply(&q, at, end);
-}
-
-/* The residual, with what the gated products add. A part has the same panels of gate and up, so that
-   it needs nobody's to go on. */
-static void feed_forward(const Part *p, const Layer *layer) {
-    const Pass *pass = p->pass;
-    const int size = (int)pass->decoder->hidden, inner = (int)layer->inner;
+/* What the gated products add. A part has the same panels of gate and up, so that it needs nobody's
+   to go on. */
+static void multiply_gated(const Part *p, const Layer *layer) {
+    const int size = (int)p->pass->decoder->hidden, inner = (int)layer->inner;
     const int panels = (inner + PANEL - 1) / PANEL, part = p->part, parts = p->parts;
     const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
-    const Product gate = product_of(p, &layer->gate, p->normed, p->gate, size, inner);
-    const Product up = product_of(p, &layer->up, p->normed, p->up, size, inner);
+    const Product both[] = {
+        product_of(p, &layer->gate, p->normed, p->gate, size, inner),
+        product_of(p, &layer->up, p->normed, p->up, size, inner),
+    };
     const Product down = product_of(p, &layer->down, p->gate, p->added, inner, size);
-    normalise_all(pass, p->residual, layer->after, p->normed, size);
-    multiply_panels(&gate, at, end);
-    multiply_panels(&up, at, end);
-    activate(p->gate, p->up, layer, (int)pass->rows, PANEL * at, PANEL * end);
+    multiply_alike(both, 2, at, end);
+    activate(p->gate, p->up, layer, (int)p->pass->rows, PANEL * at, PANEL * end);
     meet(part, parts);
     share(&down, part, parts);
     meet(part, parts);
+}
+
+/* The same by experts. */
+static void multiply_mixed(const Part *p, const Layer *layer) {
+    const int64_t rows = p->pass->rows, size = p->pass->decoder->hidden;
+    const Mixture m = {.layer = layer,
+                       .rows = (int)rows,
+                       .size = (int)size,
+                       .scores = p->routed,
+                       .gate = p->gate,
+                       .up = p->up,
+                       .outs = p->routed + rows * layer->experts.count,
+                       .y = p->added,
+                       .x = p->normed,
+                       .gathered = p->gathered,
+                       .lists = p->gathered + rows * size};
+    mix_experts(&m, p->part, p->parts);
+}
+
+/* The residual, with what is added behind attention. */
+static void feed_forward(const Part *p, const Layer *layer) {
+    const int size = (int)p->pass->decoder->hidden;
+    normalise_all(p->pass, p->residual, layer->after, p->normed, size);
+    if (layer->experts.count) multiply_mixed(p, layer);
+    else multiply_gated(p, layer);
     add_all(p, layer, layer->fed);
 }
 

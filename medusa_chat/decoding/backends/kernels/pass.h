@@ -14,8 +14,18 @@ typedef struct {
     const float *bias;
 } Linear;
 
-/* What multiplies `up` in a layer. GELU: its approximation by tanh. */
-enum { SILU, GELU };
+/* What multiplies `up` in a layer. GELU: its approximation by tanh. CLAMPED: gate / (1 + e^(-alpha
+   gate)) times up + 1, of gates up to `limit` and ups within it. */
+enum { SILU, GELU, CLAMPED };
+
+/* A layer's experts, where count is not 0: its gate, up and down are then those of all of them, one
+   behind the other, each in whole panels, and so are their biases. A row passes through the `chosen`
+   ones that the router scores highest, which count by their shares of e^score among all experts, or
+   (is_normed) among the chosen ones. */
+typedef struct {
+    Linear router;
+    int64_t count, chosen, is_normed;
+} Experts;
 
 /* One layer, by what it computes: normed input -> queries, keys, values -> out; normed -> gate * up
    -> down; both sums go to the residual, times `residual`. Norms [hidden], those of heads [head_dim];
@@ -26,15 +36,18 @@ enum { SILU, GELU };
    growth [capacity]: factors of queries by position, or NULL.
    keys and values [kv_heads, capacity, head_dim], of several texts [texts, kv_heads, capacity,
    head_dim], of bf16 where the decoder says so.
+   sinks [heads]: scores beside those of the keys, which take their share and add nothing, or NULL.
    window: positions that a row sees, its own included; 0: all. cap: scores become cap * tanh(score /
    cap); 0: they stay. */
 typedef struct {
     const float *before, *beside, *mixed, *after, *fed, *query_norm, *key_norm;
     const float *cosines, *sines, *growth;
     Linear query, key, value, out, gate, up, down;
+    Experts experts;
+    const float *sinks;
     void *keys, *values;
     int64_t heads, kv_heads, head_dim, rotary, inner, window, gates;
-    float scaling, cap, residual;
+    float scaling, cap, residual, alpha, limit;
 } Layer;
 
 /* What all layers share. is_half: keys and values are of bf16, and so is embedding [vocabulary,

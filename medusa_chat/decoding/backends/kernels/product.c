@@ -175,6 +175,18 @@ static int has_x(const Product *q, const Product *from, const Product *p) {
     return is_like && from->x == p->x && from->rows == p->rows && from->ins == p->ins;
 }
 
+void multiply_alike(const Product *all, int count, int at, int end) {
+    if (at >= end) return;
+    Product q = ready(all);
+    for (int i = 0; i < count; i++) {
+        Product p = all[i];
+        if (has_x(&q, all, &p)) p.x = q.x, p.stride = q.stride;
+        else p = ready(&p);
+        q = p;
+        multiply(&q, at, end);
+    }
+}
+
 void share_all(const Product *all, int count, int part, int parts) {
     int panels = 0;
     for (int i = 0; i < count; i++) panels += panels_of(all + i);

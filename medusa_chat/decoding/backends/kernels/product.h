@@ -45,6 +45,10 @@ Product ready(const Product *p);
 /* The panels from `at` to `end` of every row. */
 void multiply(const Product *p, int at, int end);
 
+/* The panels from `at` to `end` of each of several products with one x and as many outputs, which is
+   rounded once for those that read it alike. */
+void multiply_alike(const Product *all, int count, int at, int end);
+
 /* One part's panels of several products. */
 void share_all(const Product *all, int count, int part, int parts);
 

@@ -1,0 +1,144 @@
+"""Experts in C: a row passes through the ones that transformers chooses, only these are read, and
+they lie in memory as they are stored."""
+
+import pytest
+import torch
+from support.engines import engine_of, tokens
+from support.families import VOCABULARY, YARN, tiny
+from support.native_engines import native_engine
+
+from medusa_chat.bench.steps import bytes_read
+from medusa_chat.checkpoints.step_prior import step_prior
+from medusa_chat.decoding.backends.native_experts import NativeExperts, NativeStack, pack_experts
+from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.backends.native_weights import UNCHANGED, Quantised
+from medusa_chat.decoding.layer_forms import LayerForm
+
+# where the frequencies that are mixed begin and end within whole numbers
+PARTED = YARN | {"original_max_position_embeddings": 64, "beta_slow": 0.1}
+IDS = torch.arange(9) * 7 % VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3-moe", {"norm_topk_prob": False}),
+        ("qwen3-moe", {"num_experts_per_tok": 6}),  # all of them
+        ("qwen3-moe", {"num_experts": 40, "moe_intermediate_size": 20}),
+        ("gpt-oss", {"rope_parameters": PARTED | {"truncate": False}}),
+        ("gpt-oss", {"rope_parameters": PARTED | {"truncate": True}}),
+        ("gpt-oss", {"sliding_window": 3, "swiglu_limit": 0.5}),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_go_where_transformers_sends_them(family, changes, threads, library):
+    model = tiny(family, **changes)
+    expected = model(IDS[None]).logits[0]
+    backbone = native_engine(family, library, threads, **changes).backbone
+    with torch.inference_mode():
+        found = backbone.lm_head(backbone.run_chunk(IDS))
+    assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_yarn_without_whole_numbers_turns_otherwise(library):
+    """`truncate` changes the frequencies, so that the test above could tell."""
+    logits = [
+        tiny("gpt-oss", rope_parameters=PARTED | {"truncate": told})(IDS[None]).logits
+        for told in (False, True)
+    ]
+    assert not torch.allclose(*logits, atol=1e-3)
+
+
+def test_experts_that_no_row_chose_are_not_read(library):
+    """They are no numbers here, and would make all that they are added to none."""
+    backbone = native_engine("qwen3-moe", library, 2, num_experts=24).backbone
+    one = IDS[3:4]
+    with torch.inference_mode():
+        expected = backbone.run_chunk(one)
+        backbone.cache.crop(0)
+        for stack in backbone.model.modules():
+            if isinstance(stack, NativeStack):
+                stack.panels.view(stack.count, -1)[_unchosen(backbone, one, stack)] = -1
+        assert torch.equal(backbone.run_chunk(one), expected)
+        backbone.cache.crop(0)
+        assert not backbone.run_chunk(torch.arange(VOCABULARY)).isfinite().all()
+
+
+def _unchosen(backbone, ids, stack):
+    """The experts of the stack's layer that the last layer but one's states do not go to."""
+    chosen = set()
+    twin = backbone.model.get_decoder()
+
+    def note(module, given, _):
+        if stack in list(module.modules()):
+            chosen.update(given[1].flatten().tolist())
+
+    hooks = [m.register_forward_hook(note) for m in twin.modules() if isinstance(m, NativeExperts)]
+    twin(ids[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return [expert for expert in range(stack.count) if expert not in chosen]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "gemma4", "afmoe"])
+@pytest.mark.parametrize("keep", [UNCHANGED, Quantised(8)])
+def test_the_layers_of_a_family_multiply_packed_experts(family, keep, library):
+    changes = {"intermediate_size": 64, "hidden_size": 64}
+    if family == "gemma4":
+        changes |= {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+    if family in ("gemma4", "afmoe"):
+        changes |= {"moe_intermediate_size": 32}
+    model = tiny(family, **changes)
+    expected = model(IDS[None]).logits
+    pack_experts(model, NativeLibrary(library, 2), keep)
+    stacks = [m for m in model.modules() if isinstance(m, NativeStack)]
+    assert stacks and not any(".experts." in name for name, _ in model.named_parameters())
+    limit = 0.1 if isinstance(keep, Quantised) else 1e-5
+    off = (model(IDS[None]).logits - expected).norm(dim=-1).median()
+    assert off < limit * expected.norm(dim=-1).median()
+
+
+@pytest.mark.parametrize("keep", [Quantised(8), Quantised(4)])
+def test_rounded_experts_decode_alike_with_every_drafter(keep, library):
+    from support.engines import TREES, drafters_of
+    from support.native_engines import lay_out, made_native
+
+    model = tiny("qwen3-moe", hidden_size=64, moe_intermediate_size=64, intermediate_size=64)
+    lay_out(model.bfloat16(), library, keep)
+    engine = made_native(engine_of(model), library, 2)
+    plain = tokens(engine, temperature=0.8)
+    for drafter in drafters_of(engine, plain, TREES["dense"], 0.8):
+        assert tokens(engine, drafter=drafter, temperature=0.8) == plain
+
+
+def test_a_form_says_how_experts_are_chosen():
+    layers = tiny("qwen3-moe").model.layers
+    forms = [LayerForm.of(layer).experts for layer in layers]
+    assert forms[1] is None and (forms[0].count, forms[0].chosen) == (6, 2)
+    scores = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0, 0.5]])
+    experts, shares = forms[0].choice(scores)
+    assert experts.tolist() == [[1, 3]] and float(shares.sum()) == pytest.approx(1)
+
+
+def test_a_plain_step_reads_the_experts_of_one_row(library):
+    few = bytes_read(native_engine("qwen3-moe", library, num_experts_per_tok=2))
+    all_of_them = bytes_read(native_engine("qwen3-moe", library, num_experts_per_tok=6))
+    stacks = 2 * 6 * 3 * 16 * 32 * 4  # of two layers
+    assert all_of_them - few == pytest.approx(stacks * 4 / 6)
+
+
+def test_rows_of_a_mixture_are_priced_by_the_experts_that_they_read():
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "intermediate_size": 64, "model_type": "qwen3_moe"}
+    experts = {"num_experts": 64, "moe_intermediate_size": 64}
+
+    def costs(config):
+        return step_prior(torch.device("cpu"), "Q4_K", True, config, 0, True).costs()
+
+    dense = costs(sizes)
+    few, half, everyone = (
+        costs(sizes | experts | {"num_experts_per_tok": chosen}) for chosen in (4, 32, 64)
+    )
+    assert list(everyone) == pytest.approx(list(dense))
+    assert few[1] > half[1] > dense[1] and few[3] > 2 > dense[3]
+    assert list(few) == sorted(few)
