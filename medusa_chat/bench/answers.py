@@ -103,7 +103,7 @@ def rotated(values: Sequence[T], number: int) -> list[T]:
 
 def questions(context: BenchContext) -> list[Question]:
     """`asked_texts` as questions. Raises UsageError."""
-    context.loaded.said = None
+    context.loaded.said = ()
     return [question_of(context, *found) for found in asked_texts(context)]
 
 

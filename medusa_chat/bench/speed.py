@@ -78,7 +78,7 @@ def race(context: BenchContext) -> Iterator[Row]:
     prefill. Our contestants alternate TURNS times where another answers once, so that what slows
     the machine for a moment slows them all; their steps record details, as the page's and
     `generate`'s do."""
-    context.loaded.said = None
+    context.loaded.said = ()
     prompts, hostile = ([question_of(context, t) for t in texts] for texts in (PROMPTS, HOSTILE))
     ours = [_ours(name, context) for name in names_of(context)]
     longest = max(len(question.ids) for question in prompts)

@@ -55,7 +55,7 @@ class LoadedModel:
     calibration: Calibration | None
     info: ModelInfo
     times: StepTimes
-    said: CachedText | None = None  # the last conversation
+    said: tuple[CachedText, ...] = ()  # the last two conversations, the last one first
     budgets: dict[str, Budget] = field(default_factory=dict)
     pass_cost: PassCost | None = None
     plain: PlainTime = field(default_factory=PlainTime)
@@ -78,6 +78,11 @@ class LoadedModel:
         markers = {id_of(text): text for text in self.markup.markers}
         markers = {id: text for id, text in markers.items() if id in self.texts.special}
         return ReasoningReader(self.markup, markers, state)
+
+    def remember(self, said: CachedText) -> None:
+        """Keep a conversation, and the last one that it does not go on from."""
+        others = (one for one in self.said if not said.text.startswith(one.text))
+        self.said = (said, *others)[:2]
 
     @property
     def is_cut(self) -> bool:

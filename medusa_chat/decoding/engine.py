@@ -28,6 +28,7 @@ from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, Torc
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
+WORTH = 64  # least tokens of a text that is set aside for another's turn
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -36,7 +37,8 @@ class Engine:
     text, or neither.
 
     Between answers it keeps the KV cache and its exact token ids, so that a prompt that starts like
-    the last text is prefilled only from their first difference. Closing the iterator that
+    the last text is prefilled only from their first difference; while the cache has room for it,
+    the text before that too, so that two conversations may take turns. Closing the iterator that
     `generate` returns cancels the answer; the cache stays valid.
     """
 
@@ -58,6 +60,7 @@ class Engine:
         self.times: StepTimes | None = None  # learns from every step
         self._busy = busy_clock(self.backbone.device)
         self._ids: list[int] = []  # what the cache holds
+        self._aside: list[int] = []  # what it was to set aside
         self._following: Drafter | None = None  # that drafts the current answer
         if drafter is not None:
             self.follow(drafter)
@@ -103,6 +106,7 @@ class Engine:
     def forget(self) -> None:
         """Empty the cache, so that the next prompt is prefilled whole."""
         self._crop(0)
+        self.backbone.cache.aside = 0
 
     def generate(
         self,
@@ -174,6 +178,7 @@ class Engine:
         little in common with it. Raises UsageError for tokens, a length or a head that the model
         does not have.
         """
+        self.backbone.cache.claim(len(token_ids) + len(path) - self.backbone.cache.length)
         try:
             return probe_logits(self.backbone, self.heads, self._ids, token_ids, path, head)
         finally:
@@ -186,6 +191,7 @@ class Engine:
         cache, drafter = self.backbone.cache, state.drafting
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
+        cache.claim(self._most_rows)
         result = self._backend(state).step(state, plan)
         result.heads_seconds += planned
         if result.is_finite:
@@ -247,9 +253,26 @@ class Engine:
                 "shorten it, start a new chat, or raise --max-context where the model allows it"
             )
 
+    @property
+    def _most_rows(self) -> int:
+        """Rows that a step, and one that is launched before it is read, may write."""
+        return 2 * (self.backbone.cache.capacity - self.backbone.context)
+
+    @torch.inference_mode()
     def _reuse(self, prompt_ids: Sequence[int]) -> int:
-        """Crop the cache to its common prefix with the prompt -> how many tokens are reused. What
-        follows the text is told of them."""
+        """Crop the cache to its common prefix with the prompt -> how many tokens are reused. Of the
+        two texts that it may hold it takes the one that the prompt shares more with, and sets the
+        other aside. What follows the text is told of it."""
+        cache, aside = self.backbone.cache, self._aside
+        shared = common_prefix(self._ids, prompt_ids)
+        if cache.aside and common_prefix(aside, prompt_ids) > shared:
+            cache.exchange()
+            if self.follower is not None:  # it knows the other text alone
+                self.follower.crop(common_prefix(self._ids, aside))
+            self._ids, self._aside = aside, self._ids
+        elif self._is_other(prompt_ids, shared):
+            cache.set_aside()
+            self._aside = self._ids
         reused = min(common_prefix(self._ids, prompt_ids), len(prompt_ids) - 1)
         following = self._following
         if following is not None and following.reads_states:  # of the rest it knows no states
@@ -258,6 +281,13 @@ class Engine:
         if following is not None and following.length < reused:
             following.observe(Features(prompt_ids[following.length : reused]))
         return reused
+
+    def _is_other(self, prompt_ids: Sequence[int], shared: int) -> bool:
+        """Whether the prompt is another conversation's and the cache has room for both: not one
+        that is edited or answered again, which shares most of the text or ends in it."""
+        held, cache = len(self._ids), self.backbone.cache
+        is_other = 2 * shared < held and shared < len(prompt_ids) - 1 and held >= WORTH
+        return is_other and held + len(prompt_ids) + self._most_rows <= cache.capacity
 
     def _crop(self, length: int) -> None:
         """Forget all but the first `length` tokens of the text, here and in what follows it."""
@@ -296,6 +326,7 @@ class Engine:
     @torch.inference_mode()
     def _read(self, tokens: Sequence[int]) -> Tensor:
         """Read the next tokens of the text into the cache -> their hidden states [q, d]."""
+        self.backbone.cache.claim(self._most_rows + len(tokens))
         hidden = self.backbone.run_chunk(torch.tensor(tokens, device=self.backbone.device))
         self._ids += tokens
         is_tapped = self._following is not None and self.backbone.is_tapped

@@ -76,11 +76,13 @@ class KVCache:
     length: how many positions are valid. A pass of the backbone writes its rows after them
     (transformers gets `layers`); `keep` then makes some of those rows valid. Rows after `length`
     are never read, or read masked (`fixed`); a masked row must be finite.
+    aside: how many of the last rows hold another text, which `exchange` makes the valid one; 0 as
+    soon as a pass may need their room (`claim`).
     """
 
     def __init__(self, shapes: list[Shape], capacity: int, dtype: torch.dtype) -> None:
         """shapes: of the first layer's keys, of its values, of the second layer's keys, ..."""
-        self.length, self.capacity = 0, capacity
+        self.length, self.capacity, self.aside = 0, capacity, 0
         blocks = {}
         for shape, count in Counter(shapes).items():
             size = (count, 1, shape.heads, capacity, shape.width)
@@ -140,14 +142,38 @@ class KVCache:
             block[:, :, :, start : start + kept.shape[3]] = kept
         self.length = length
 
+    def claim(self, rows: int) -> None:
+        """Give up what is set aside if so many rows behind the valid ones reach into it."""
+        if self.length + rows > self.capacity - self.aside:
+            self.aside = 0
+
+    def set_aside(self) -> None:
+        """Copy the valid rows to the end, in place of what was set aside there."""
+        for layer in self._layers:
+            for rows in (layer.keys, layer.values):
+                rows[:, :, self.capacity - self.length :] = rows[:, :, : self.length].clone()
+        self.aside = self.length
+
+    def exchange(self) -> None:
+        """Make the text that is set aside the valid one, and set the valid one aside."""
+        back, front = self.capacity - self.aside, self.capacity - self.length
+        for layer in self._layers:
+            for rows in (layer.keys, layer.values):
+                other, valid = rows[:, :, back:].clone(), rows[:, :, : self.length].clone()
+                rows[:, :, : self.aside] = other
+                rows[:, :, front:] = valid
+        self.length, self.aside = self.aside, self.length
+
     def fill(self, length: int) -> None:
         """Set the rows between the valid ones and `length` to a small constant, to time steps."""
+        self.aside = 0
         for block in self._blocks:
             block[:, :, :, self.length : length] = 0.01
 
     def wipe(self) -> None:
         """Zero the rows after `length`, where a broken pass may have left NaN: steps of fixed
         shapes read them, masked."""
+        self.aside = 0
         for block in self._blocks:
             block[:, :, :, self.length :] = 0
 

@@ -175,8 +175,9 @@ def encode(
     rendering, refused = rendered(prompt, render)
     text, typed, state = rendering
     refuse_too_long(tokenizer, text, context)
-    said = loaded.said
-    if said is None or not said.begins(text, typed):
+    begun = [one for one in loaded.said if one.begins(text, typed)]
+    said = max(begun, key=lambda one: len(one.text), default=None)
+    if said is None:
         ids = loaded.control_tokens.ids(text, typed)
     else:
         start = len(said.text)

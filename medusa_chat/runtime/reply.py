@@ -34,7 +34,7 @@ def reply(
     prompt = asked.prompt
     if isinstance(prompt, Fresh):
         loaded.engine.forget()
-        loaded.said, prompt = None, prompt.text
+        loaded.said, prompt = (), prompt.text
     settings, drafter = resolve(loaded, asked.settings)
     if asked.drops_oldest and not isinstance(prompt, str | TokenIds):
         read = encode_latest(loaded, prompt, settings.max_new_tokens)
@@ -67,8 +67,8 @@ def reply(
                 budget: Budget | None = getattr(drafter, "budget", None)
                 if budget is not None:
                     event = replace(event, learnt=budget.learnt)
-                if is_chat:
-                    loaded.said = cached_text(loaded, read, event)
+                if is_chat and (said := cached_text(loaded, read, event)):
+                    loaded.remember(said)
             yield event
 
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import bitsandbytes  # noqa: F401  # before a test pretends a GPU, which it would look at
 import psutil
 import pytest
 import torch

@@ -102,6 +102,21 @@ def test_it_follows_a_conversation_that_others_drafted_too():
     assert draft.length == 0 == draft._backbone.cache.length
 
 
+def test_it_follows_two_conversations_that_take_turns():
+    engine, plain = engine_of(tiny("llama"), context=768), engine_of(tiny("llama"), context=768)
+    engine.follower = noisy(0.15)
+    one = [1, *random.Random(5).choices(range(3, VOCABULARY - 1), k=70)]
+    other = [1, *random.Random(6).choices(range(3, VOCABULARY - 1), k=70)]
+    for turn in range(4):
+        text = (one, other)[turn % 2]
+        first, *_, last = decode(engine, text, drafting(engine, 6), max_new_tokens=6)
+        assert (first.reused_tokens > 60) == (turn > 1)
+        assert engine.follower._ids == engine._ids
+        plain.forget()
+        assert list(last.token_ids) == tokens(plain, text, max_new_tokens=6)
+        text += [*last.token_ids, 7]
+
+
 def test_shares_are_its_own_probabilities_and_siblings_need_no_pass():
     draft, model = noisy(0.0), tiny("llama")
     draft.observe(Features(PROMPT[:-1]))

@@ -278,6 +278,43 @@ def test_an_edited_turn_reuses_the_part_before_it():
     assert events[-1].token_ids == tuple(tokens(engine_of(tiny("llama")), [*PROMPT[:6], 40, 41]))
 
 
+def two_texts(context):
+    """An engine of this context, and two texts of 100 tokens that share their first."""
+    torch.manual_seed(5)
+    texts = torch.randint(3, VOCABULARY - 1, (2, 100))
+    texts[:, 0] = 1
+    return Engine(TorchStep(Backbone(tiny("llama"), context))), texts.tolist()
+
+
+def test_two_conversations_that_take_turns_keep_what_was_read_of_them():
+    engine, talks = two_texts(1024)
+    reused = []
+    for turn in range(6):
+        text = talks[turn % 2]
+        first, *_, last = decode(engine, text, max_new_tokens=12, temperature=0.9, seed=turn)
+        reused.append(len(text) - first.reused_tokens)
+        alone = two_texts(1024)[0]
+        assert list(last.token_ids) == tokens(
+            alone, text, max_new_tokens=12, temperature=0.9, seed=turn
+        )
+        text += [*last.token_ids, 3, 4]
+    assert reused[:2] == [100, 99] and all(read <= 4 for read in reused[2:])
+
+
+def test_a_conversation_that_needs_the_room_takes_it_from_the_one_that_is_set_aside():
+    engine, (one, other) = two_texts(768)
+    decode(engine, one, max_new_tokens=2)
+    decode(engine, other, max_new_tokens=2)
+    assert engine.backbone.cache.aside == 101
+    long = [*other, *range(3, 23)] * 4
+    grown = decode(engine, long, max_new_tokens=200)[-1].token_ids
+    assert engine.backbone.cache.aside == 0
+    assert list(grown) == tokens(two_texts(768)[0], long, max_new_tokens=200)
+    first, *_, last = decode(engine, one, max_new_tokens=20)
+    assert first.reused_tokens == 1
+    assert list(last.token_ids) == tokens(two_texts(768)[0], one, max_new_tokens=20)
+
+
 def test_nothing_follows_an_end_token():
     model = tiny("llama")
     plain = tokens(engine_of(model))

@@ -36,7 +36,7 @@ def fresh(loaded, per_node: float):
     loaded.engine.times = None
     loaded.budgets.clear()
     loaded.engine.forget()
-    loaded.said = ("", [])
+    loaded.said = ()
     return loaded
 
 

@@ -28,7 +28,7 @@ def model():
 @pytest.fixture(autouse=True)
 def forgetful(model):
     model.engine.forget()
-    model.said = None
+    model.said = ()
 
 
 def answer(model, messages, drops_oldest=True, settings=SETTINGS):
@@ -47,7 +47,7 @@ def test_one_that_does_not_fit_is_answered_from_its_end(model):
     assert isinstance(first, Prefilled) and isinstance(last, Finished)
     assert first.left_out > 0 and messages[first.left_out]["role"] == "user"
     assert first.prompt_tokens + SETTINGS.max_new_tokens <= CONTEXT
-    model.said = None
+    model.said = ()
     assert list(first.prompt_token_ids) == encode(model, messages[first.left_out :])[0]
 
 

@@ -210,10 +210,10 @@ def test_a_turn_more_goes_on_from_the_ids_that_are_there(kind, template):
     tokenizer = tokenizer_of(kind, template)
     model, talk = model_of(tokenizer), [user("a <think>"), assistant("hello there")]
     cut = encode(model, talk)  # up to the end of the answer
-    model.said = CachedText(cut.text, cut.ids, len(cut.text), cut.typed)
+    model.said = (CachedText(cut.text, cut.ids, len(cut.text), cut.typed),)
     talk = [*talk, user("</think> again")]
     found = encode(model, talk)
-    model.said = None
+    model.said = ()
     assert found == encode(model, talk) and found.ids[: len(cut.ids)] == cut.ids
 
 
@@ -223,7 +223,7 @@ def test_a_message_that_repeats_the_conversation_before_it_writes_no_control_tok
     cut = encode(model, talk)
     mean = cut.text.partition("user\n")[2] + "<|im_end|>\n<|im_start|>user\nagain"
     wanted = encode(model, [user(mean)])
-    model.said = CachedText(cut.text, cut.ids, len(cut.text), cut.typed)
+    model.said = (CachedText(cut.text, cut.ids, len(cut.text), cut.typed),)
     assert wanted.text.startswith(cut.text)
     assert encode(model, [user(mean)]) == wanted
 

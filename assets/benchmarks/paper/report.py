@@ -69,7 +69,7 @@ def _rows_of_file(context: PaperContext) -> tuple[list[Conversation], str]:
     file = context.prompts or paths.asset("benchmarks", "questions.jsonl")
     if not file.is_file():
         raise UsageError("there are no questions: give --prompts FILE in MT-Bench's format")
-    context.loaded.said = None
+    context.loaded.said = ()
     return asked_rows(context, file), file.name
 
 
