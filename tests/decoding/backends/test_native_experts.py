@@ -64,6 +64,19 @@ def test_experts_that_no_row_chose_are_not_read(library):
         assert not backbone.run_chunk(torch.arange(VOCABULARY)).isfinite().all()
 
 
+@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral", "granite-moe", "gpt-oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_gets_the_same_bits_beside_one_row_as_beside_a_hundred(family, dtype, library):
+    count = {"num_experts" if family == "qwen3-moe" else "num_local_experts": 9}
+    backbone = native_engine(family, library, 3, dtype, 256, **count).backbone
+    ids = torch.arange(100) * 11 % VOCABULARY
+    with torch.inference_mode():
+        whole = backbone.run_chunk(ids)
+        backbone.cache.crop(0)
+        parts = [backbone.run_chunk(part) for part in ids.split([1, 2, 70, 26, 1])]
+    assert torch.equal(torch.cat(parts), whole)
+
+
 def _unchosen(backbone, ids, stack):
     """The experts of the stack's layer that the last layer but one's states do not go to."""
     chosen = set()
