@@ -94,7 +94,7 @@ function settleBox(line) {
 
 function show(line) {
   if (!line) return;
-  const { pending, ask, number, conversation, guest, key, is_demo, model, view } = line;
+  const { pending, ask, number, conversation, guest, key, is_demo, model, drafter, view } = line;
   if (key !== mine) [mine, newest, taken, given, heard] = [key, view, 0, 0, 0];
   const isLook = ask === "refresh"; // no view: its number is that of the one before
   const isInTurn = isLook || view === newest || view === newest + 1;
@@ -106,6 +106,8 @@ function show(line) {
   if (conversation) keep(conversation);
   root.replaceChildren(...pending.map(row));
   if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
+  const names = document.documentElement.style; // of the switch beside Send
+  if (drafter) names.setProperty("--drafter", JSON.stringify(drafter));
   const known = window.medusaModel;
   if (known?.isDemo !== is_demo || known.model !== model) {
     window.medusaModel = { isDemo: is_demo, isGuest: guest, model };

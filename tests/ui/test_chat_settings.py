@@ -8,6 +8,7 @@ import pytest
 from support.conversations import TREES, ended, owner, post
 from support.scripted import ScriptedRunner
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
 from medusa_chat.ui.chat.settings_panel import build_settings
 from medusa_chat.ui.page.settings_form import SettingsForm
@@ -107,3 +108,16 @@ def test_penalties_are_settings_of_the_page_as_of_the_command_line(controller):
     assert (used.repetition_penalty, used.presence_penalty, used.frequency_penalty) == (1.2, -1, 0)
     view = post(controller.send, controller.refuse, tab, "hi", frequency_penalty=3)
     assert "Frequency penalty is 3" in view.live
+
+
+@pytest.mark.parametrize(
+    ("heads", "beside", "label"),
+    [
+        (5, "", "Medusa"),
+        (0, "", "Lookup"),
+        (0, "eagle", "EAGLE"),
+        (0, "draft", "Draft"),
+    ],
+)
+def test_the_switch_names_what_drafts(heads, beside, label):
+    assert kinds.short_label(heads, beside) == label

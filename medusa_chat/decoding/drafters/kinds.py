@@ -56,6 +56,12 @@ AUTO = "auto"  # the fastest that the model has, with the text's repetitions in 
 NAMES = (AUTO, *BY_NAME)
 
 
+def short_label(heads: int, beside: str) -> str:
+    """What drafts first for a model as in `kinds_of`, in one word: on the switch beside "Plain"."""
+    first = kinds_of(heads, beside)[0]
+    return {LOOKUP: "Lookup", DRAFT: "Draft"}.get(first, first.label)
+
+
 def kinds_of(heads: int, beside: str) -> tuple[Kind, ...]:
     """The kinds that draft for a model with so many heads, beside which the kind of this name is
     loaded, if any."""

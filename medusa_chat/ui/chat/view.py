@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.ui.chat.answer import Row, chatbot_row, rows
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
@@ -97,6 +98,7 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     model = chat.session.state.model
     line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
     line["model"] = named(model.name, model.backbone) if model else ""
+    line["drafter"] = kinds.short_label(model.heads, model.beside) if model else ""
     return to_line({**line, "conversation": chat.id, "guest": chat.scope != OWNER})
 
 
