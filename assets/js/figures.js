@@ -62,17 +62,20 @@ function equation() {
     make("span", "sign", "="),
     term(number(race.acceleration_rate, 2), "acceleration rate (tokens per step)"),
     make("span", "sign", "/"),
-    term(number(race.overhead, 2), `overhead${kind} (tree step / plain step)`),
+    term(number(Math.max(1, race.overhead), 2), `overhead${kind} (tree step / plain step)`),
   );
+  if (race.overhead !== null && race.overhead < 1) box.append(make("span", "label", noise(race.overhead)));
   return box;
+}
+
+function noise(overhead) {
+  return `${number(overhead, 2)} was measured: noise, for a tree costs no less than its root.`;
 }
 
 function ratios() {
   const wall = `Wall-clock ratio of the decoding: ${number(result.wall_clock_ratio, 2)}×`;
   const whole = `with time to first token: ${number(result.total_ratio, 2)}×.`;
-  const lengths = result.is_same_length
-    ? ""
-    : " The answers differ in length: the speedup is per token, these ratios are of whole answers.";
+  const lengths = result.is_race ? "" : " The speedup is per token, these ratios are of whole answers.";
   return `${wall}; ${whole}${lengths}`;
 }
 

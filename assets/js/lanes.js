@@ -122,6 +122,6 @@ function show(lane) {
 function flagOf(side) {
   const other = race.sides.find((one) => one !== side);
   if (side.total_ms >= other.total_ms) return "finished";
-  if (!race.is_same_length) return "⚑ finished first";
+  if (!race.is_race) return "⚑ finished first";
   return `⚑ finished first: ${time(side.total_ms)} against ${time(other.total_ms)}`;
 }

@@ -73,12 +73,19 @@ function drawFigures(f) {
   figures.classList.toggle("is-modelled", Boolean(modelled));
   drawSplit(f.split_ms);
   drawContext(f);
-  say(first.value, f.first_ms === null ? "–" : `${count(Math.round(f.first_ms))} ms`);
+  say(first.value, duration(f.first_ms));
   say(first.under, "from Send");
-  say(prefill.value, f.prefill_ms === null ? "–" : `${count(Math.round(f.prefill_ms))} ms`);
+  say(prefill.value, duration(f.prefill_ms));
   const reused = f.reused ? `, ${count(f.reused)} reused` : "";
   say(prefill.under, f.prompt === null ? "" : `${count(f.prompt)} tokens${reused}`);
   drawPlain(f, Boolean(modelled));
+}
+
+// A time with three digits: 4.56 ms, 444 ms, 1.32 s, 59.9 s.
+function duration(ms) {
+  if (ms === null) return "–";
+  const [value, unit] = ms < 999.5 ? [ms, "ms"] : [ms / 1000, "s"];
+  return `${value >= 99.95 ? count(Math.round(value)) : Number(value.toPrecision(3))} ${unit}`;
 }
 
 function drawTiles(f, on) {
@@ -93,7 +100,8 @@ function drawTiles(f, on) {
   say(tiles.per_step.value, number(on.per_step, 2));
   say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
   say(tiles.ms.value, number(on.ms, 1));
-  say(tiles.ms.under, on.overhead === null ? "" : `${number(on.overhead, 2)} × a plain step`);
+  const cost = on.is_noise ? "as a plain step, within noise" : `${number(on.overhead, 2)} × a plain step`;
+  say(tiles.ms.under, on.overhead === null ? "" : cost);
 }
 
 function drawSplit(parts) {
