@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 
 from medusa_chat.hosts import EVERYWHERE, Hosts, addresses, check_host, is_local, own_names
 from medusa_chat.runtime.history import History
+from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.server.app import Api, ApiOptions, require_key
 from medusa_chat.ui import ports
@@ -45,7 +46,8 @@ QUEUE_SECONDS = 0.02  # between two looks into Gradio's queue
 class PageOptions:
     """How the page is opened. trees: names of tree presets offered beside "auto". port: None is
     the first free one. root_path: a path or a whole address, where a proxy in front has it.
-    history: where conversations are kept, None for nowhere. api: offered
+    history: where conversations are kept, None for nowhere. recent: the same of the list of
+    models. api: offered
     under /v1, None for not."""
 
     trees: Sequence[str] = ()
@@ -56,6 +58,7 @@ class PageOptions:
     open_browser: bool = False
     root_path: str = ""
     history: History | None = None
+    recent: RecentModels | None = None
     api: ApiOptions | None = None
 
 
@@ -123,7 +126,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     auth = ports.login_for(host, options.auth)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
-    blocks, controller = build_app(session, options.trees, share, options.history)
+    blocks, controller = build_app(session, options.trees, share, options.history, options.recent)
     # Gradio looks 1,000 times a second into its queue, 5 % of a core; nothing is queued.
     blocks._queue.sleep_when_free = QUEUE_SECONDS
     hosts, origins = [host, *own_names(host)], [root.netloc] if root.netloc else []
