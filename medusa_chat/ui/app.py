@@ -28,8 +28,11 @@ from medusa_chat.ui.access.own_states import OwnStates
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
+from medusa_chat.ui.chat.markup import RULES
 from medusa_chat.ui.page.kept_chats import KeptChats
 from medusa_chat.ui.page.live import Live
+from medusa_chat.ui.page.pace import gpu_times
+from medusa_chat.ui.page.scripts import Scripts
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.tabs import build_app
 from medusa_chat.ui.theme import looks
@@ -141,7 +144,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
     states = OwnStates(blocks)
     share.on_end.append(states.end_guests)
-    layers = [guard, Middleware(LoginLimit), once, Middleware(Shell, prefix=root.path), live, chats]
+    shell = Middleware(Shell, prefix=root.path, known={"GPU_TIMES": gpu_times(), "RULES": RULES})
+    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

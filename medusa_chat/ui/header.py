@@ -25,8 +25,8 @@ def build_header(
     controller = HeaderController(session, share, models, recent)
     with gr.Row(elem_id="header"):
         gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
-        status = script_block("status", status_line(FIRST))
-        link = script_block("share")
+        status = script_block("status", status_line(FIRST), events=["load_again", "refresh"])
+        link = script_block("share", events=["begin_share", "end_share"])
         script_block("look")
         script_block("keys")
     status.load_again(controller.load_again, None, [status], **AT_ONCE)

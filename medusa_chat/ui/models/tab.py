@@ -23,10 +23,10 @@ def build_models(controller: ModelsController) -> None:
     """Put the Models tab into the gr.Blocks that is open."""
     tab = gr.State(ModelsTab())
     with gr.Column(elem_id="models-column"):
-        card = script_block("pick")
+        card = script_block("pick", events=["halt"])
         with gr.Row(elem_id="models-ask"):
             boxes = _boxes()
-        rows = script_block("models", first_rows())
+        rows = script_block("models", first_rows(), events=["drop_model", "load_model", "refresh"])
     inputs, outputs = [tab, *boxes], [card, rows]
     rows.refresh(controller.refresh, inputs, outputs, **AT_ONCE)
     rows.load_model(controller.load_model, inputs, outputs, **AT_ONCE)
