@@ -509,8 +509,8 @@ def test_an_emptied_bin_leaves_nothing_on_the_disk(server, history):
     chat = say(server, tab, "secret words")
     steps = history.file.parent / "steps" / chat.id
     wait_for(steps.exists)
-    server.delete_conversation(tab, event(id=chat.id))
-    assert json.loads(server.refresh(tab).conversations)["bin"] == 1
+    view = server.delete_conversation(tab, event(id=chat.id))
+    assert json.loads(view.conversations)["bin"] == 1
     server.show_bin(tab, event(shown=True))
     server.empty_bin(tab)
     assert not steps.exists() and server.list.binned(OWNER) == []

@@ -54,7 +54,7 @@ class ConversationList:
         there are more than `most`)."""
         history = self.sessions.history if scope == OWNER else None
         if history and time.monotonic() > self._purged_at + PURGE_SECONDS:
-            self._purge()
+            self._purge(LATE_SECONDS)
         open_ones = {chat.id: chat for chat in self.sessions.all(scope)}
         listed = {one.id: one for one in (history.listed(search, most + 1) if history else ())}
         for chat in open_ones.values():
@@ -163,7 +163,7 @@ class ConversationList:
             self.sessions.require_writable(chat)
             chat.set_pinned(is_pinned)
 
-    def _purge(self, seconds: float = LATE_SECONDS) -> None:
+    def _purge(self, seconds: float) -> None:
         self._purged_at = time.monotonic()
         history, steps = self.sessions.history, self.sessions.steps
         for gone in history.purge(seconds) if history else ():
