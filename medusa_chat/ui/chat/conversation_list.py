@@ -47,7 +47,8 @@ class ConversationList:
 
     def __init__(self, sessions: SessionStore) -> None:
         self.sessions = sessions
-        self._purged_at = -math.inf
+        self._purged_at = 0.0
+        self._purge(LATE_SECONDS)
 
     def entries(self, scope: str, search: str = "", most: int = 200) -> tuple[list[Entry], bool]:
         """(those that hold all words of `search`, pinned ones first, then the latest; whether
