@@ -607,6 +607,7 @@ def test_ranks_are_those_of_the_tokens_that_are_drafted():
     hidden = torch.randn(len(answer), model.config.hidden_size)
     listed = [6, 7, 9, 11]
     found = ranks_after(hidden, answer, heads, model.lm_head, listed)
+    assert found == ranks_after(hidden, answer, heads, lm_head, listed)  # of their rows alone
     assert heads.shorten(listed, lm_head)
     for place, row in enumerate(found):
         state, root = hidden[place : place + 1], torch.tensor(answer[place : place + 1])
