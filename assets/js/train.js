@@ -1,4 +1,10 @@
 // The latest training in the Tune tab: how far it is, and its curves. The value is one JSON object.
+import { blockOf } from "./block.js";
+import { button, make, say, withRole } from "./elements.js";
+import { percent } from "./format.js";
+import { figureBox, plot, valueAxis } from "./plot.js";
+
+const { root, trigger, onValue } = blockOf("train");
 const card = make("section", "tune-card wide");
 const where = make("p", "tune-words");
 const text = withRole(make("p", "tune-strong"), "status");
