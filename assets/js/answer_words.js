@@ -1,4 +1,5 @@
 // From the words of the answer to its steps (hover.js).
+import { stepOfText } from "./known_steps.js";
 import { panel } from "./panel.js";
 import { goTo } from "./steps.js";
 import { barRow, bars, stepWords, stopPlay } from "./timeline.js";
@@ -6,14 +7,7 @@ import { hideTip, showTip } from "./walk.js";
 
 export const answerWords = {
   isShown: (answer) => panel.data?.answer === answer && Boolean(panel.data.ended),
-  // The step that a character of the answer's text came in: {step, from, to}, or null. What stands
-  // before the first step came with the prompt.
-  stepAt(at) {
-    const step = panel.known.ends.findIndex((end) => at < end);
-    const from = step > 0 ? panel.known.ends[step - 1] : panel.known.begin;
-    if (step < 0 || from === undefined || at < from) return null;
-    return { step, from, to: panel.known.ends[step] };
-  },
+  stepAt: (at) => stepOfText(panel.known, at),
   point(step) {
     const before = barRow.querySelector(".pointed");
     before?.classList.remove("pointed");

@@ -3,6 +3,7 @@ import { draw, hide, set } from "./draw.js";
 import { make, meterOf, say } from "./elements.js";
 import { count, counted, number, percent } from "./format.js";
 import { depths } from "./frame.js";
+import { acceptedByDepth } from "./known_steps.js";
 import { panel, widthIn } from "./panel.js";
 import { fillChart, niceAbove, rates } from "./rates.js";
 import { columnName } from "./words.js";
@@ -78,23 +79,18 @@ export function describeChart(f) {
   chartSvg.setAttribute("aria-label", text);
 }
 
-// How often a drafted token was accepted, by its depth: of the steps that drafted and accepted the one
-// before it. A step gives one token more than it accepts.
+// How often a drafted token was accepted, by its depth.
 export function drawDepths() {
-  const drafted = panel.known.bars.filter((_, step) => panel.known.nodes[step] > 1);
-  const rows = [];
-  const most = drafted.reduce((deepest, tokens) => Math.max(deepest, tokens), 1);
-  for (let depth = 1; depth <= most && drafted.length; depth++) {
-    const tested = drafted.filter((tokens) => tokens >= depth).length;
-    const accepted = drafted.filter((tokens) => tokens > depth).length;
+  const rows = acceptedByDepth(panel.known).map(([tested, accepted], place) => {
     const line = make("tr");
     const share = make("td", "bar");
-    share.append(meterOf(accepted / tested));
+    const depth = place + 1;
     const name = panel.shown?.parent ? columnName(panel.data, panel.shown, depth) : `depth ${depth}`;
+    share.append(meterOf(accepted / tested));
     line.append(make("th", "", name), make("td", "p", percent(accepted / tested)), share);
     line.append(make("td", "", `${count(accepted)} of ${counted(tested, "step")}`));
-    rows.push(line);
-  }
+    return line;
+  });
   const table = make("table");
   table.append(make("caption", "", DEPTH_WORDS), ...rows);
   depths.replaceChildren(rows.length ? table : make("p", "mask-note", "No step of this answer has drafted."));

@@ -6,7 +6,8 @@ import { drawFacts } from "./figures.js";
 import { counted, number } from "./format.js";
 import { lanes, makeLane, markParting, record, setLanes, track } from "./lanes.js";
 import { pace } from "./pace.js";
-import { drawRaceClock, isGpuClock, meetPace, modelled, raceBox } from "./race.js";
+import { drawRaceClock, isGpuClock, meetPace, raceBox } from "./race.js";
+import { modelled } from "./race_model.js";
 import { at, controls, end, pause, seek, setEnd, start, still } from "./replay.js";
 import { store, stored } from "./stored.js";
 

@@ -106,7 +106,7 @@
   function keepDraft() {
     const box = document.querySelector("#box textarea");
     try {
-      if (!box || !box.value) return;
+      if (!box?.value) return;
       sessionStorage.setItem(DRAFT, box.value);
       sessionStorage.setItem(UNHEARD, JSON.stringify([taken, said()]));
     } catch {
@@ -140,7 +140,7 @@
     if (!draft) return void (isRestored = true);
     const box = document.querySelector("#box textarea");
     const text = unsent(draft);
-    const isTyped = box && box.value && box.value !== draft && box.value !== text;
+    const isTyped = box?.value && box.value !== draft && box.value !== text;
     if (held === 4 || tries === 120 || isTyped) {
       isRestored = true;
       return forgetDraft();

@@ -21,7 +21,7 @@ function withoutMarks(text) {
 // What the model wrote: Gradio draws no formula between single dollars, so it was given other
 // delimiters, with a mark outside of each (ui/chat/maths.py).
 function unmarked(text) {
-  return withoutMarks(text.replace(drawnDollars, (all, formula) => `$${formula}$`));
+  return withoutMarks(text.replace(drawnDollars, (_all, formula) => `$${formula}$`));
 }
 
 function unmark(node) {

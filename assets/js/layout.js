@@ -7,7 +7,7 @@ import { box, edges, head, legend, names, nodes, svg, taken } from "./frame.js";
 import { modelledFigures } from "./modelled.js";
 import { page } from "./page.js";
 import { FONT, LARGEST, NARROW, panel, pen, root, schedule, widthIn } from "./panel.js";
-import { CHIP, GAP, LINE, ROW, TOP, branch, isFinger, places } from "./places.js";
+import { CHIP, GAP, LINE, ROW, TOP, branch, SMALLEST, highOf, isFinger, places, testedNodes } from "./places.js";
 import {
   NEXT,
   QUOTE,
@@ -22,7 +22,6 @@ import {
   pathWords,
 } from "./words.js";
 
-const SMALLEST = 0.86;
 const CLOSEST = 92; // px from column to column where all of the tree is to be seen
 const LONG = 110; // px: where there is room for the mouse, a longer token is cut
 
@@ -41,16 +40,9 @@ function isFolded() {
   return widthIn(box) < NARROW || highOf(panel.shown.parent) > panel.room;
 }
 
-// Pixels of a tree whose chips are as small as they get.
-function highOf(parents) {
-  const leaves = parents.length - new Set(parents.slice(1)).size;
-  return (leaves * ROW + TOP + ROW) * SMALLEST + 2;
-}
-
 // The nodes that are drawn: all, or folded the path and what was tested beside it.
 export function drawnNodes(step) {
-  const all = step.parent.map((_, node) => node);
-  return isFolded() ? all.filter((node) => step.state[node] !== "u") : all;
+  return isFolded() ? testedNodes(step) : step.parent.map((_, node) => node);
 }
 
 // How much larger than its smallest the tree of so many rows is drawn, in chips of that width.

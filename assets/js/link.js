@@ -139,7 +139,7 @@
   // ---- whether the server can be reached ----
 
   const lost = document.getElementById("lost");
-  let waiting = []; // who is to be told that it can
+  const waiting = []; // who is to be told that it can
   let misses = 0;
   let program = null;
 

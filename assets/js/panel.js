@@ -1,6 +1,7 @@
 // The panel of the microscope: its block, the answer it shows, and what is known of its steps.
 import { blockOf } from "./block.js";
 import { inNextFrame } from "./elements.js";
+import { nothingKnown } from "./known_steps.js";
 import { makePen, tokenFont } from "./measure.js";
 import { emptyChart } from "./rates.js";
 
@@ -40,10 +41,6 @@ export const panel = {
   closeCard: () => {},
 };
 export const schedule = inNextFrame(() => panel.draw());
-
-export function nothingKnown() {
-  return { bars: [], times: [], nodes: [], ends: [] };
-}
 
 // Widths of what is drawn into, read when they change: asked for while something is being
 // written, they would cost the whole page's layout each time.

@@ -5,6 +5,18 @@ export const CHIP = ROW - 2;
 export const LINE = CHIP / 2 + 3; // of a chip's text, below its top
 export const TOP = 22;
 export const GAP = 26;
+export const SMALLEST = 0.86;
+
+// The nodes of a folded tree: the path and what was tested beside it.
+export function testedNodes(step) {
+  return step.parent.map((_, node) => node).filter((node) => step.state[node] !== "u");
+}
+
+// Pixels of a tree whose chips are as small as they get.
+export function highOf(parents) {
+  const leaves = parents.length - new Set(parents.slice(1)).size;
+  return (leaves * ROW + TOP + ROW) * SMALLEST + 2;
+}
 
 export function places(parents, drawn) {
   const children = parents.map(() => []);

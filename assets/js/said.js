@@ -74,5 +74,5 @@ function lastText(block) {
   );
   let last = null;
   while (texts.nextNode()) last = texts.currentNode;
-  return last && last.parentElement.closest(".katex, button") ? null : last;
+  return last?.parentElement.closest(".katex, button") ? null : last;
 }

@@ -4,13 +4,13 @@
 import { blockOf } from "./block.js";
 import { paceMode, paceOf } from "./pace.js";
 import { tell } from "./page.js";
+import { dueBy } from "./reel.js";
 import { setSaid } from "./said.js";
 import { store, stored } from "./stored.js";
 
 const { trigger } = blockOf("next");
 const SHOWN_KEY = "medusa-chat-shown";
 const LOOK = 30; // ms between two looks at the clock
-const ASLEEP = 500; // ms: the tab slept, it goes on from here
 const SURE = 4; // steps from which it is known whether this machine keeps the pace
 let reel = null;
 let before = { answer: null, doneAt: 0 }; // the reel that ended: a stream that begins anew goes on there
@@ -85,22 +85,9 @@ function pump() {
   let to = Math.max(reel.at, Math.min(last, reel.resumed));
   if (isRushed()) to = last;
   else if (reel.isPaused) reel.doneAt = now;
-  else to = dueBy(now, to, last);
+  else to = dueBy(reel, now, to, pauseOf, paceMode() === "step");
   if (to > reel.at) showUpTo(to);
   if (reel.ended && reel.at === last && (isRushed() || isLastSeen(now))) finishReel();
-}
-
-function dueBy(now, from, last) {
-  let to = from;
-  while (to < last) {
-    const pause = to < 0 && paceMode() === "step" ? 0 : pauseOf(reel.steps[to + 1]);
-    const due = reel.doneAt + pause;
-    if (due > now) return to;
-    reel.doneAt = now - due > ASLEEP ? now : due;
-    to++;
-  }
-  if (!reel.ended) reel.doneAt = Math.max(reel.doneAt, now - LOOK);
-  return to;
 }
 
 function isLastSeen(now) {

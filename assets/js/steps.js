@@ -1,6 +1,7 @@
 // Which step is shown, and where it comes from: what was received is kept, the rest asked for.
 import { hideCard } from "./card.js";
-import { LARGEST, nothingKnown, panel, root, schedule, trigger } from "./panel.js";
+import { LARGEST, panel, root, schedule, trigger } from "./panel.js";
+import { learnFrom, nothingKnown } from "./known_steps.js";
 import { emptyChart } from "./rates.js";
 import { show } from "./show.js";
 import { stopPlay } from "./timeline.js";
@@ -10,7 +11,7 @@ const KEPT_STEPS = 600;
 const PATIENCE = 4000; // ms until a step that did not come is asked for again
 
 export function goTo(step) {
-  if (!panel.data || !panel.data.figures.steps) return;
+  if (!panel.data?.figures.steps) return;
   panel.pinned = Math.max(0, Math.min(panel.data.figures.steps - 1, step));
   if (!panel.play) panel.isScrolledByHand = false;
   if (panel.asked && panel.asked.step !== panel.pinned) hideCard();
@@ -62,14 +63,7 @@ export function forget() {
 }
 
 export function learn(next) {
-  let end = next.at;
-  if (!next.first) panel.known.begin = next.at;
   if (next.bars.length && next.first < panel.chart.next && panel.known.bars[next.first] === undefined)
     panel.chart = emptyChart();
-  next.bars.forEach((tokens, place) => {
-    panel.known.bars[next.first + place] = tokens;
-    panel.known.times[next.first + place] = next.times[place];
-    panel.known.nodes[next.first + place] = next.nodes[place];
-    panel.known.ends[next.first + place] = end += next.lengths[place];
-  });
+  learnFrom(panel.known, next);
 }

@@ -32,7 +32,7 @@ hide(toNewest, true);
 playbar.append(playButton, strip, counter);
 pacebar.append(rest, back, toNewest);
 timeline.append(playbar, pacebar);
-let pool = [];
+const pool = [];
 nameplay();
 
 export function drawTimeline(known, total, now, isLive) {

@@ -39,7 +39,7 @@ export function tellNode(node) {
 }
 
 function nodeOf(target) {
-  const group = target.closest && target.closest("[data-node]");
+  const group = target.closest?.("[data-node]");
   return group ? Number(group.dataset.node) : null;
 }
 
@@ -61,7 +61,7 @@ box.addEventListener("focusout", hideTip);
 // ---- the card, by click and by keyboard ----
 
 function choose(node) {
-  if (!panel.shown || !panel.shown.parent) return;
+  if (!panel.shown?.parent) return;
   panel.quiet = node; // its card says it all
   hideTip();
   focusOn(node);
