@@ -15,7 +15,8 @@ class Tab:
     one it shows. key: a secret of this tab, by which it asks for the stream of an answer.
     chosen_answer: an earlier answer; None is the latest. number: of the latest it knows. awaits:
     of the one whose end it has not told. has_live: whether it shows what a stream wrote. tinted:
-    keys of the pieces it has. list_version, search, listed: of the list of conversations.
+    keys of the pieces it has. list_version, search, listed, shows_bin: of the list of
+    conversations.
     pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
     showed at the last look, where that was not the last one sent. turns: how often it was drawn
     anew, which ends the stream of before. streams: how many it had. heard: how many messages its
@@ -42,6 +43,7 @@ class Tab:
     list_version: int = -1
     search: str = ""
     listed: int = 200
+    shows_bin: bool = False
     views: int = 0
     behind: int = 0
     turns: int = 0

@@ -203,7 +203,8 @@ class ChatViewer:
             return gr.skip()
         tab.list_version = version
         entries, is_more = self.list.entries(tab.scope, tab.search, tab.listed)
-        return list_line(entries, self.session_of(tab), tab, is_more)
+        binned = self.list.binned(tab.scope)
+        return list_line(entries, binned, self.session_of(tab), tab, is_more)
 
     def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.is_cancelled:
