@@ -1,9 +1,17 @@
 // The answer while it is written. The value is JSON lines that only grow: a list is pieces of
 // text, [tokens, text, tokens, text ...]; {"thought": s} more of what the model thinks, which is no
 // part of the text; {"status": s} what happens before there is either;
-// {"error": s} why nothing comes; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
+// {"error": s} why nothing comes; {"news": s} what is no fault; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
+import { blockOf } from "./block.js";
+import { whenDrawn } from "./drawn.js";
+import { inNextFrame, make, withRole } from "./elements.js";
+import { scrollWith } from "./scroll.js";
+import "./code.js";
+import "./emptied.js";
+
+const { root, watch, value, setValue } = blockOf("live");
 const SAY_EVERY = 1200; // ms between two announcements: a voice is slower than a model
 const SENTENCE = /[.!?…](?=["')\]]*\s)|[。！？]|\n/g;
 
@@ -12,12 +20,13 @@ const summary = make("summary", "", "Thinking …");
 const reasoning = make("div", "live-reasoning");
 const status = withRole(make("div", "live-status"), "status");
 const error = withRole(make("div", "live-error"), "alert");
+const news = withRole(make("div", "live-news"), "status");
 const voice = make("div", "visually-hidden");
 voice.id = "voice";
 voice.setAttribute("aria-live", "polite");
 thought.hidden = true;
 thought.append(summary, reasoning);
-root.replaceChildren(thought, status, error, voice);
+root.replaceChildren(thought, status, error, news, voice);
 
 let read = "";
 let pieces = [];
@@ -30,7 +39,7 @@ let isBusy = false;
 const drawSoon = inNextFrame(draw);
 
 function scrollBox() {
-  return element.closest("#conversation");
+  return root.closest("#conversation");
 }
 
 function think(isOpen) {
@@ -66,6 +75,7 @@ function reset() {
   inner = "";
   status.textContent = "";
   error.textContent = "";
+  news.textContent = "";
 }
 
 // What is new in the value, at once: the next one may replace it within the same frame.
@@ -83,6 +93,7 @@ function take(value) {
     } else if ("thought" in item) inner += item.thought;
     else if ("status" in item) status.textContent = item.status;
     else if ("error" in item) error.textContent = item.error;
+    else if ("news" in item) news.textContent = item.news;
     else if ("done" in item) {
       announce(item.done, true); // an answer may be over before any of it was seen here
       isOver = true;
@@ -103,18 +114,18 @@ function draw() {
     box?.setAttribute("data-busy", busy);
   }
   window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces } }));
-  if (box && error.textContent) box.scrollTop = box.scrollHeight;
+  if (box && (error.textContent || news.textContent)) box.scrollTop = box.scrollHeight;
 }
 
-watch("value", () => take(props.value || ""));
-take(props.value || "");
+watch(() => take(value()));
+take(value());
 
 // While an answer runs its lines come from its stream (follow.js); at the end they are the value,
 // so that whatever replaces it is a change.
 let lines = "";
 window.addEventListener("medusa-lines", (event) => take((lines += event.detail)));
 window.addEventListener("medusa-end", () => {
-  if (lines) props.value = lines;
+  if (lines) setValue(lines);
   lines = "";
 });
 

@@ -1,8 +1,13 @@
 // The checkpoints to choose from. The value is one JSON object; a row is drawn again only when its
 // own part of it has changed, so that focus and an open question stay. Text by textContent only.
+import { blockOf } from "./block.js";
+import { button, make, say, withRole } from "./elements.js";
+import { askTry, takeTry } from "./try.js";
+
+const { root, trigger, onValue, every, isInSight } = blockOf("models");
 const GROUPS = {
   typed: "What you typed",
-  known: "Known to be good",
+  known: "Known checkpoints, as their pages describe them",
   found: "On the Hub",
   gguf: "GGUF files on this disk",
   here: "More on this disk",
@@ -87,7 +92,7 @@ function acts(row) {
     else if (text === "Try it") askTry(row.id);
     else trigger("load_model", { id: row.id });
   });
-  box.append(load);
+  if (!row.is_away) box.append(load);
   if (row.delete) {
     const label = `${row.delete}: ${row.id}`;
     box.append(rowButton("delete", row.delete, label, () => ask(row.id, "delete")));

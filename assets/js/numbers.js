@@ -1,7 +1,11 @@
 // The figures of the answer: built once, then only the texts that changed are written.
-const figures = make("div", "figures");
-const plain = make("p", "plain");
-const facts = make("div", "facts");
+import { make, say } from "./elements.js";
+import { count, duration, number } from "./format.js";
+import { modelledFigures } from "./modelled.js";
+
+export const figures = make("div", "figures");
+export const plain = make("p", "plain");
+export const facts = make("div", "facts");
 const PARTS_OF_A_STEP = ["backbone", "heads", "rest"];
 const tiles = {
   ratio: tile("times plain", "speed against plain decoding", true),
@@ -67,15 +71,15 @@ function makeContext() {
 
 // f: measured on this machine. What is shown at the clock of a GPU has the figures of that in its
 // tiles (pace.js), and those of this machine in the line below.
-function drawFigures(f) {
+export function drawFigures(f) {
   const modelled = modelledFigures(f);
   drawTiles(f, modelled || f);
   figures.classList.toggle("is-modelled", Boolean(modelled));
   drawSplit(f.split_ms);
   drawContext(f);
-  say(first.value, f.first_ms === null ? "–" : `${count(Math.round(f.first_ms))} ms`);
+  say(first.value, duration(f.first_ms));
   say(first.under, "from Send");
-  say(prefill.value, f.prefill_ms === null ? "–" : `${count(Math.round(f.prefill_ms))} ms`);
+  say(prefill.value, duration(f.prefill_ms));
   const reused = f.reused ? `, ${count(f.reused)} reused` : "";
   say(prefill.under, f.prompt === null ? "" : `${count(f.prompt)} tokens${reused}`);
   drawPlain(f, Boolean(modelled));
@@ -93,7 +97,8 @@ function drawTiles(f, on) {
   say(tiles.per_step.value, number(on.per_step, 2));
   say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
   say(tiles.ms.value, number(on.ms, 1));
-  say(tiles.ms.under, on.overhead === null ? "" : `${number(on.overhead, 2)} × a plain step`);
+  const cost = on.is_noise ? "as a plain step, within noise" : `${number(on.overhead, 2)} × a plain step`;
+  say(tiles.ms.under, on.overhead === null ? "" : cost);
 }
 
 function drawSplit(parts) {
@@ -132,12 +137,8 @@ function drawPlain(f, isModelled) {
   else if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
   else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
   else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
-  say(measured, text);
+  const loop = f.loop ?? null;
+  const rest = loop === null ? "" : ` It repeats itself from step ${loop + 1} on: the figures are of what stands before.`;
+  say(measured, text + rest);
   say(plain, f.slower && !isModelled ? f.slower : "");
 }
-
-const NO_FIGURES = {
-  ...{ rate: null, recent: null, per_step: null, ms: null, split_ms: null, steps: 0, used: null },
-  ...{ context: null, plain: null, ratio: null, overhead: null, slower: "", is_plain: false },
-  ...{ prefill_ms: null, prompt: null, reused: null, first_ms: null },
-};

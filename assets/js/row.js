@@ -1,15 +1,29 @@
 // One row of the list of conversations: opened, renamed in place, deleted and brought back. Text by
 // textContent.
+import { blockOf } from "./block.js";
+import { choose, drawList, field, list } from "./conversations.js";
+import { side } from "./drawer.js";
+import { button, icon, make, withRole } from "./elements.js";
+
+const { trigger } = blockOf("conversations");
 const UNDO_MS = 10000;
-const UNTITLED = "New chat";
-const TITLES = { rename: "Rename", save: "Save as a Markdown file", delete: "Delete" };
+export const UNTITLED = "New chat";
+const TITLES = {
+  pin: "Pin: it stands first in the list",
+  unpin: "Unpin",
+  rename: "Rename",
+  save: "Save as a Markdown file",
+  delete: "Move to the bin",
+};
 const ICONS = {
+  pin: "M9 4h6l-1 6 3 3H7l3-3zM12 13v7",
+  unpin: "M9 4h6l-1 6 3 3H7l3-3zM12 13v7M5 5l14 14",
   rename: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
   delete: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
 };
 const toast = withRole(make("div", "toast"), "status");
-const gone = new Set(); // ids of what was deleted here, before and after the server says so
+export const gone = new Set(); // ids of what was deleted here, before and after the server says so
 const offered = new Map(); // id -> title: what the toast brings back
 let fading = 0; // the timer of the toast
 
@@ -21,9 +35,16 @@ function iconButton(name, label, act) {
   return node;
 }
 
-function drawRow(known) {
+// A text in pieces, of which every second one is of a search.
+function marked(name, pieces) {
+  const node = Object.assign(make("span", name), { dir: "auto" });
+  node.append(...pieces.map((text, at) => (at % 2 ? make("mark", "", text) : text)));
+  return node;
+}
+
+export function drawRow(known) {
   const { item, row } = known;
-  const [id, title, , isRunning, excerpt] = row;
+  const [id, title, , isRunning, isPinned, found, excerpt] = row;
   const open = make("a", "chat-row-open");
   open.href = `#${id}`;
   open.addEventListener("click", (event) => {
@@ -32,8 +53,8 @@ function drawRow(known) {
     choose(id);
   });
   const words = make("span", "chat-row-words");
-  words.append(Object.assign(make("span", "chat-row-title", title || UNTITLED), { dir: "auto" }));
-  if (excerpt) words.append(Object.assign(make("span", "chat-row-excerpt", excerpt), { dir: "auto" }));
+  words.append(marked("chat-row-title", found.length ? found : [title || UNTITLED]));
+  if (excerpt.length) words.append(marked("chat-row-excerpt", excerpt));
   open.append(words);
   open.title = title;
   if (isRunning) {
@@ -43,7 +64,11 @@ function drawRow(known) {
     open.append(mark);
   }
   const acts = make("div", "chat-row-acts");
+  const pin = isPinned ? "unpin" : "pin";
   acts.append(
+    iconButton(pin, `${isPinned ? "Unpin" : "Pin"}: ${title}`, () =>
+      trigger("pin_conversation", { id, pinned: !isPinned }),
+    ),
     iconButton("rename", `Rename: ${title}`, () => rename(known)),
     iconButton("save", `Save as a file: ${title}`, () => trigger("save_conversation", { id })),
     iconButton("delete", `Delete: ${title}`, () => drop(known)),
@@ -54,7 +79,7 @@ function drawRow(known) {
 }
 
 // In place: Enter or leaving keeps it, Escape does not; nothing gives the first message's title back.
-function rename(known) {
+export function rename(known) {
   const [id, title] = known.row;
   const line = make("input", "chat-row-name");
   let isOver = false;
@@ -86,7 +111,7 @@ function rename(known) {
   line.select();
 }
 
-function drop(known) {
+export function drop(known) {
   const [id, title] = known.row;
   const next = known.item.nextElementSibling || known.item.previousElementSibling;
   trigger("delete_conversation", { id });
@@ -96,7 +121,7 @@ function drop(known) {
   offer(id, title);
 }
 
-// What was deleted can be brought back for some seconds, all of it at once.
+// What was just deleted can be brought back here, all of it at once; later, in the bin.
 function offer(id, title) {
   offered.set(id, title.length > 40 ? `${title.slice(0, 39)}…` : title);
   const undo = button("", "Undo", () => {
@@ -109,7 +134,7 @@ function offer(id, title) {
     places.find((place) => place?.checkVisibility()).focus(); // the keyboard goes on there
   });
   const what = offered.size > 1 ? `${offered.size} conversations` : `“${offered.get(id)}”`;
-  toast.replaceChildren(make("span", "", `Deleted ${what}.`), undo);
+  toast.replaceChildren(make("span", "", `Moved ${what} to the bin.`), undo);
   toast.hidden = false;
   const box = document.getElementById("box").getBoundingClientRect();
   if (box.height) toast.style.bottom = `${innerHeight - box.top + 10}px`; // Send stays in reach

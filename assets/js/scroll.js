@@ -1,17 +1,21 @@
 // The conversation follows what is written at its end. Whoever scrolls up by hand stays there, with a
 // button that leads back; a new turn is always shown. Only a hand ends the following: Gradio draws
 // the rows anew, and the scroll position that it leaves says nothing.
+import { whenDrawn } from "./drawn.js";
+import { button } from "./elements.js";
+
 const NEAR = 90; // px from the end that count as the end
 const BY_HAND = ["wheel", "touchmove", "pointerdown", "keydown"];
 const HAND_MS = 700; // how long after it a scroll is still the hand's
 
-function scrollWith(box) {
+export function scrollWith(box) {
   const jump = button("jump-to-end", "↓ Newest", () => follow());
   jump.hidden = true;
   box.after(jump);
   let follows = true;
   let handAt = -HAND_MS;
   let turns = 0;
+  let edited = null;
 
   const isAtEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
   const show = () => (jump.hidden = follows || isAtEnd());
@@ -34,6 +38,18 @@ function scrollWith(box) {
     else show();
   }
 
+  // A message that is edited gets its box where its text began, which may be far above what is seen.
+  function showEdit() {
+    const now = box.querySelector("#history .edit-textarea");
+    if (now && now !== edited) {
+      follows = false;
+      for (const part of [now.closest(".message-row")?.nextElementSibling, now]) {
+        part?.scrollIntoView({ block: "nearest" });
+      }
+    }
+    edited = now;
+  }
+
   for (const name of BY_HAND) {
     box.addEventListener(name, () => (handAt = performance.now()), { passive: true });
   }
@@ -46,6 +62,7 @@ function scrollWith(box) {
     { passive: true },
   );
   whenDrawn("history", count);
+  whenDrawn("history", showEdit);
   count();
   const sizes = new ResizeObserver(settle);
   for (const block of [box, ...box.children]) sizes.observe(block);

@@ -34,7 +34,7 @@ from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, fit_of, warning
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
-from medusa_chat.ui.models.rows import row_view
+from medusa_chat.ui.models.rows import offer, row_view
 from medusa_chat.ui.models.tab import first_rows
 from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.status import part_of
@@ -67,7 +67,7 @@ def fact(row: dict, label: str) -> str | None:
 
 def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
     rows = {row["id"]: row for row in json.loads(first_rows())["rows"]}
-    assert list(rows)[:2] == ["smollm2", "demo"] and set(rows) == {
+    assert list(rows)[:3] == ["smollm2", "qwen-coder-0.5b", "demo"] and set(rows) == {
         "demo",
         *(p.id for p in model_presets()),
     }
@@ -193,6 +193,22 @@ def test_the_model_whose_heads_ship_stands_first_and_is_one_with_its_backbone():
     assert first.key(None) == CheckpointKey("smollm2", base)
 
 
+def test_heads_for_a_gguf_file_on_the_hub_are_one_with_its_repo():
+    base = model_preset("qwen-coder-0.5b").base
+    repo = base.rpartition("/")[0]
+    cached = [hub.CachedModel(repo, 491_000_000, 0, True, False, "main", None, 0.0)]
+    groups = grouped(LoadChoices(), model_presets(), cached, [])
+    entry = groups.known[1]
+    row = row_view("known", entry, LoadChoices(), Machine())
+    said = "Qwen2.5 Coder 0.5B: writes small programs, 491 MB, heads ship with medusa-chat"
+    assert row["title"] == said and row["page"].endswith(repo)
+    assert groups.here == [] and row["delete"] == "Delete 491 MB"
+    assert entry.key(None) == CheckpointKey("qwen-coder-0.5b", base)
+    local = [LocalGguf("/models/qwen2.5-coder-0.5b-instruct.Q8_0.gguf", 9, "LM Studio")]
+    beside = grouped(LoadChoices(), model_presets(), [], [], local).known[1]
+    assert beside.key(None) == CheckpointKey("qwen-coder-0.5b", local[0].path)
+
+
 def test_a_gguf_file_of_another_program_serves_heads_that_ship_until_their_backbone_is_here():
     base = model_preset("smollm2").base
     files = [
@@ -258,6 +274,26 @@ def test_what_is_in_use_has_no_delete():
     assert row["delete"] == "Delete 5 GB" and "frees 5 GB" in row["deletion"]
     used = Machine(in_use=frozenset({"a/b"}))
     assert row_view("here", Entry("a/b", cached=model), LoadChoices(), used)["delete"] == ""
+
+
+def test_without_a_network_nothing_is_offered_that_would_be_downloaded(monkeypatch, tmp_path):
+    known = Entry("x/y", preset=model_preset("smollm2"))
+    off, cached = Machine(is_offline=True), hub.CachedModel("x/y", 5, 0, True, True, "m", None, 0.0)
+    row = row_view("known", known, LoadChoices(), off)
+    assert row["is_away"] and row["download"] == "about 269 MB to download: the network is off"
+    assert not row_view("known", known, LoadChoices(), Machine())["is_away"]
+    for here in (
+        Entry("demo"),
+        Entry(str(tmp_path)),
+        Entry("x/y", cached=cached),
+        Entry("x/y", preset=known.preset, beside="/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    ):
+        assert not row_view("known", here, LoadChoices(), off)["is_away"]
+    assert {row["id"] for row in json.loads(first_rows())["rows"] if not row["is_away"]} == {"demo"}
+    monkeypatch.setattr("medusa_chat.ui.models.rows.local_backbone", lambda preset: None)
+    assert offer()["id"] == ""
+    monkeypatch.setattr("medusa_chat.ui.models.rows.is_offline", lambda: False)
+    assert offer()["id"] == "smollm2" and "MB" in offer()["text"]
 
 
 def test_errors_speak_of_the_page_and_not_of_a_command_line():
