@@ -144,7 +144,9 @@ MIXTURES = {  # beside those that are tested everywhere
         },
     ),
 }
-LARGE = {  # as Gemma 4's 31B: values are made of keys, fewer of them where there is no window
+GEMMA4 = {  # with norms and factors of layers that are not all 1
+    "gemma4-small": FAMILIES["gemma4"],
+    # as the 31B: values are made of keys, fewer of them where there is no window
     "gemma4-large": (
         "Gemma4Text",
         {
@@ -158,7 +160,7 @@ LARGE = {  # as Gemma 4's 31B: values are made of keys, fewer of them where ther
             "num_global_key_value_heads": 1,
             "final_logit_softcapping": 10.0,
         },
-    )
+    ),
 }
 SLOW = {"gemma3n": ("Gemma3nText", SHARED | {"laurel_rank": 4, "intermediate_size": [48] * 4})}
 RENAMED = {
@@ -174,7 +176,7 @@ RENAMED = {
 
 def tiny(family: str, seed: int = 0, **changes: object):
     """A random model of `family` in fp32, ready to decode."""
-    name, extra = (FAMILIES | MIXTURES | LARGE | SLOW)[family]
+    name, extra = (FAMILIES | MIXTURES | GEMMA4 | SLOW)[family]
     values = COMMON | extra | changes
     values = {RENAMED.get(family, {}).get(key, key): value for key, value in values.items()}
     if family == "gpt2":
@@ -187,6 +189,6 @@ def tiny(family: str, seed: int = 0, **changes: object):
         if name.endswith("proj_bias"):  # of experts, which transformers begins with zeros
             torch.nn.init.normal_(parameter, std=0.4)
     for name, number in (*model.named_parameters(), *model.named_buffers()):
-        if family.startswith("gemma4") and name.endswith(("norm.weight", "layer_scalar")):
+        if family in GEMMA4 and name.endswith(("norm.weight", "layer_scalar")):
             torch.nn.init.uniform_(number, 0.5, 1.5)
     return model.eval().requires_grad_(False)
