@@ -103,6 +103,7 @@ def connect_conversations(
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.save_conversation(controller.save_conversation, [tab], [parts["saved"]], **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
+    parts["versions"].save_replay(controller.save_replay, [tab], [parts["saved"]], **EACH)
     parts["versions"].show_version(controller.show_version, [tab], view, **EACH)
 
 
