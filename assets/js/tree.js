@@ -60,6 +60,7 @@ import { show } from "./show.js";
 import { forget, keep, learn, request } from "./steps.js";
 import { back, drawTimeline, pacebar, scrollTimeline, strip, timeline, toNewest } from "./timeline.js";
 import { tellNode } from "./walk.js";
+import { watching } from "./watch.js";
 import { judged } from "./whatif.js";
 import { columnName } from "./words.js";
 
@@ -78,7 +79,7 @@ area.append(picture);
 body.append(area, times, depths, gpuBox);
 facing.append(views, head);
 pacebar.append(png);
-root.replaceChildren(figures, plain, timeline, facing, body, card, hollow, tip);
+root.replaceChildren(watching, figures, plain, timeline, facing, body, card, hollow, tip);
 for (const node of [root, chartBox, strip, box, picture]) widthsOf.set(node, 0);
 const resized = new ResizeObserver((entries) => {
   const before = widthsOf.get(picture);

@@ -33,7 +33,7 @@ WELCOME = (
     '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Small extra heads guess several '
     "tokens ahead, and the model checks all guesses in one pass. You see each step.</p></div>"
 )
-PANEL_EVENTS = ("continue_from", "newest", "pace", "peek", "pick")
+PANEL_EVENTS = ("continue_from", "newest", "pace", "peek", "pick", "watch")
 NEXT_EVENTS = ("drop", "redraw", "refresh", "shown", "tick", "write")
 STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 # The last input of Stop: of how many steps it is, where they are shown one by one (show.js).
@@ -180,6 +180,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **STEADY)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
     parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].watch(controller.watch, [tab], [parts["panel"]], **AT_ONCE)
     parts["panel"].newest(controller.newest, [tab], [parts["panel"]], **STEADY)
     parts["panel"].peek(controller.peek, [tab], [parts["card"]], **STEADY)
 
