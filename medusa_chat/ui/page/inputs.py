@@ -29,6 +29,7 @@ SETTINGS = (
 )
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
+PLACE = ("step", "node", "token")  # see Inputs
 DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
 LABELS = {  # of the settings, as the page names them
     "acceptance": "Acceptance",
@@ -53,13 +54,15 @@ LABELS = {  # of the settings, as the page names them
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. row: of the conversation that is shown. is_paced: whether the browser
-    shows the answer slower than it comes."""
+    """What an event may use. row: of the conversation that is shown. place: a token of a recorded
+    step, as (step, node, token). is_paced: whether the browser shows the answer slower than it
+    comes."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     row: int | None = None
+    place: tuple[int, int, int] | None = None
     is_paced: bool = False
 
     @property
@@ -103,13 +106,14 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "row"}:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, *PLACE, "text", "system", "row"}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
             text=_message(posted["text"]) if "text" in posted else "",
             system=clean("the system prompt", posted.get("system", "")).strip(),
             row=_row(posted.get("row")),
+            place=_place(posted),
         )
     except UsageError as error:
         raise UsageError(_clean_line(_as_labelled(str(error)))) from None
@@ -209,6 +213,15 @@ def clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     if len(value) > most:
         raise UsageError(f"{what} has {len(value):,} characters: give at most {most:,}")
     return without_broken_characters(value)
+
+
+def _place(posted: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    if not any(name in posted for name in PLACE):
+        return None
+    step, node, token = (whole_number(posted.get(name)) for name in PLACE)
+    if step is None or node is None or token is None:
+        raise UsageError("this step has no such node: choose another")
+    return step, node, token
 
 
 def _row(value: object) -> int | None:
