@@ -17,6 +17,7 @@ from medusa_chat.ui.chat.conversation_panel import (
     connect_conversations,
 )
 from medusa_chat.ui.chat.maths import DELIMITERS
+from medusa_chat.ui.chat.preset_events import PresetEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
@@ -66,6 +67,7 @@ def build_chat(
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)
     connect_conversations(controller, tab, parts, settings)
+    PresetEvents(controller, tab, parts, settings).connect()
     _connect_answers(controller, tab, parts, settings)
     return controller, tab
 
