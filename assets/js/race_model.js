@@ -1,5 +1,5 @@
 // A race on the clock of a named GPU: the same steps, with the times of that.
-import { number } from "./format.js";
+import { duration, number } from "./format.js";
 import { gpuMs } from "./gpu.js";
 
 // The result with the times of that GPU.
@@ -8,7 +8,8 @@ export function modelled(found, of) {
   const [plain, drafted] = sides;
   const speedup = plain.rate && drafted.rate ? drafted.rate / plain.rate : null;
   const overhead = speedup === null ? null : drafted.step_ms / plain.step_ms;
-  const made = { ...found, sides, speedup, overhead, is_slower: speedup !== null && speedup < 1 };
+  const ratio = found.is_race ? plain.total_ms / drafted.total_ms : speedup;
+  const made = { ...found, sides, speedup, overhead, ratio, is_slower: ratio !== null && ratio < 1 };
   return { ...made, verdict: speedup === null ? found.verdict : modelledVerdict(made, of) };
 }
 
@@ -24,14 +25,16 @@ function modelledSide(side, of) {
   return { ...side, frames, first_ms: first, total_ms: ms, step_ms: step, rate };
 }
 
-function modelledVerdict({ sides, speedup, overhead, acceleration_rate, hedge }, of) {
-  const name = sides[1].name;
+// It follows from the race that is shown, as the verdict on what was measured does.
+function modelledVerdict({ sides, ratio: times, is_race, overhead, acceleration_rate, hedge }, of) {
+  const [plain, { name, total_ms }] = sides;
+  const race = is_race ? `: ${duration(total_ms)} against ${duration(plain.total_ms)}` : ", per token";
   const where = `on an ${of.gpu} (${of.size}, ${of.precision})`;
-  if (speedup >= 1) {
-    return `${name} would be ${number(speedup, 2)}× as fast as plain decoding ${where}.${hedge}`;
+  if (times >= 1) {
+    return `${name} would be ${number(times, 2)}× as fast as plain decoding ${where}${race}.${hedge}`;
   }
   const cost = `A step costs ${number(overhead, 2)} plain steps`;
   const gives = `gives ${number(acceleration_rate, 2)} tokens`;
-  const ratio = `${number(speedup, 2)}×`;
-  return `${name} would be slower than plain decoding ${where}: ${ratio}. ${cost} and ${gives}.${hedge}`;
+  const ratio = `${number(times, 2)}×${race}`;
+  return `${name} would be slower than plain decoding ${where}, ${ratio}. ${cost} and ${gives}.${hedge}`;
 }

@@ -83,7 +83,7 @@ def connect_conversations(
     def come(tab: Tab, known: object, kept: object, is_plain: object, request: gr.Request) -> Any:
         view = controller.attach(tab, known, request)
         chat = controller.session_of(tab)
-        own, by = chat.settings or settings.first(kept), is_guest(request)
+        own, by = chat.settings or settings.anew(kept), is_guest(request)
         if chat.is_empty:
             own = begun(chat, settings.first(own), by)
         files = files_line(str(own.get("preset", "")), by)
@@ -105,7 +105,7 @@ def connect_conversations(
 
     def opening(act: Callable[[Tab, dict[str, Any]], View]) -> Callable[..., list[Any]]:
         def handle(posted: Posted, request: gr.Request) -> list[Any]:
-            view = act(posted[tab], own := settings.first(settings.kept(posted)))
+            view = act(posted[tab], own := settings.anew(settings.kept(posted)))
             own = begun(controller.session_of(posted[tab]), own, is_guest(request))
             posted[tab].list_version = -1  # the list's line names the preset
             view = view.then(controller.refresh(posted[tab]))

@@ -56,6 +56,12 @@ class SettingsPanel(SettingsForm):
             values |= {one: self.base[one] for one in OF_MODEL}
         return {**values, "model": model.name if model else name, "preset": preset}
 
+    def anew(self, stored: object) -> dict[str, Any]:
+        """As `first`, of settings of another conversation: its stop strings would end answers here
+        and nobody would see why, but for those of a preset, which is named."""
+        first = self.first(stored)
+        return first if first["preset"] else {**first, "stop": DEFAULTS["stop"]}
+
     def kept(self, posted: Posted) -> dict[str, Any]:
         """Settings to keep of what was posted."""
         names = {"model": self.origin, "preset": self.presets.choice}

@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.runtime.history import History
+from medusa_chat.runtime.pdf_text import MAX_FILE
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
@@ -102,6 +103,7 @@ def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
                 ("undo", "Undo"),
             ):
                 parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
+            parts["redo"] = gr.Button("Redo", elem_id="redo", size="sm", visible=False)
         parts["versions"] = script_block("versions", events=["branch", "show_version", "steps"])
         parts["live"] = script_block("live")  # what the model thinks comes before what it says
         parts["text"] = _prose()
@@ -139,7 +141,7 @@ def _composer(
             autofocus=True,
         )
         with gr.Row(elem_id="actions"):
-            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
+            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS, MAX_PDF=MAX_FILE)
             plain = gr.Checkbox(label="Plain", elem_id="vanilla", container=False, render=False)
             settings = build_settings(
                 trees,
@@ -173,6 +175,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     parts["versions"].steps(controller.choose, [tab], [parts["panel"]], **STEADY)
     history.select(controller.choose, [tab], [parts["panel"]], **STEADY)
     parts["undo"].click(controller.undo, [tab], view, **AT_ONCE)
+    parts["redo"].click(controller.redo, [tab], view, **AT_ONCE)
     parts["stop"].click(controller.stop, [tab, following], None, js=SHOWN, **AT_ONCE)
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **STEADY)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
