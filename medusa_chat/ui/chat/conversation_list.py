@@ -190,7 +190,8 @@ def list_line(
 ) -> str:
     """JSON for the list: rows of an Entry's fields; which conversation is shown, its title, whether
     it has a system prompt and is temporary, its preset; the tab's key, and whether the list takes a
-    file. bin: how many lie there; binned: rows of [id, title, days left] where the tab shows it, else null."""
+    file. bin: how many lie there; binned: rows of [id, title, days left] where the tab shows it,
+    else null."""
     current = {"current": shown.id, "title": shown.stored.title, "system": bool(shown.system)}
     current |= {"key": tab.key, "takes": shown.scope == OWNER, "temporary": shown.is_temporary}
     now = time.time()
