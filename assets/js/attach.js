@@ -3,7 +3,6 @@
 // which gives its text and keeps nothing.
 import { blockOf } from "./block.js";
 import { button, icon, make } from "./elements.js";
-import { view } from "./conversations.js";
 import { notify, pagePath } from "./page.js";
 
 const { root, given } = blockOf("attach");
@@ -43,6 +42,7 @@ async function textOf(file) {
 // Throws an Error that says in words why a PDF gives no text.
 async function pdfTextOf(file) {
   if (file.size > given.MAX_PDF) throw Error(`it is larger than ${given.MAX_PDF >> 20} MB`);
+  const { view } = await import("./conversations.js"); // which its own place begins
   const headers = { "x-medusa-tab": view.key };
   const answer = await fetch(`${pagePath()}/attachments`, { method: "POST", headers, body: file });
   if (!answer.ok) throw Error(await answer.text());
