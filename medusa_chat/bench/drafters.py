@@ -43,14 +43,21 @@ def drafters(context: BenchContext) -> Iterator[Row]:
 
 
 def ours(context: BenchContext) -> dict[str, AnswerFunction]:
-    """Our decoding by each of OURS that the model has."""
+    """Our decoding by each of OURS that the model has, with --nodes in every step where that is
+    given."""
     info = context.loaded.info
     own = {kind.name for kind in kinds.kinds_of(info.heads, info.beside)}
     return {
-        name: partial(page_run, context, settings=GenerationSettings(drafter=drafter, seed=0))
+        name: partial(page_run, context, settings=settings_of(drafter, context.nodes))
         for name, drafter in OURS.items()
         if drafter in own | {kinds.NONE.name, kinds.AUTO}
     }
+
+
+def settings_of(drafter: str, nodes: int | None) -> GenerationSettings:
+    return GenerationSettings(
+        drafter=drafter, nodes=None if drafter == kinds.NONE.name else nodes, seed=0
+    )
 
 
 def rows_of(

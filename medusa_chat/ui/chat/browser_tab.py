@@ -22,7 +22,8 @@ class Tab:
     anew, which ends the stream of before. streams: how many it had. heard: how many messages its
     box sent. taken: how many of them the server took.
     given, back: how many texts came to nothing, and the last, for its box. told: how many failures
-    of the store it was told. model: the name of the one that was loaded at its last
+    of the store it was told. has_watched: whether it knows that
+    another program has asked. model: the name of the one that was loaded at its last
     view. refused: the transcript_version at which something was, and why.
     """
 
@@ -53,6 +54,7 @@ class Tab:
     given: int = 0
     back: str = ""
     told: int = 0
+    has_watched: bool = False
     model: str = ""
     refused: tuple[int, str] = (0, "")
 
