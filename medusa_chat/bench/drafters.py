@@ -27,6 +27,7 @@ OURS = {
     PLAIN: "none",
     "ours, prompt lookup": "prompt-lookup",
     "ours, medusa": "medusa",
+    "ours, DFlash": "dflash",
     "ours, EAGLE": "eagle",
     "ours, draft model": "draft",
     "ours, auto": "auto",

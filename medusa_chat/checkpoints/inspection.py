@@ -7,7 +7,7 @@ from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
-from medusa_chat.checkpoints.layouts.eagle_file import USE, eagle_in
+from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
@@ -155,8 +155,9 @@ def inspect(
     source = open_source(name)
     report = _nothing_of(name, context)
     try:
-        if (drafter := eagle_in(source)) is not None:
-            return replace(report, drafter=drafter.words, notes=(f"it {USE}",))
+        if (drafter := drafter_in(source)) is not None:
+            said = f"it takes {drafter.cost}", f"it {drafter.use}"
+            return replace(report, drafter=drafter.words, notes=said)
         found = survey(source)
     except ModelError as error:
         return replace(report, problems=(str(error),))

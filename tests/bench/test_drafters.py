@@ -13,7 +13,7 @@ ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 
 def test_our_drafters_are_timed_alone(study):
     rows = list(study("drafters", questions=2).values())
-    beside = ("ours, EAGLE", "ours, draft model")
+    beside = ("ours, DFlash", "ours, EAGLE", "ours, draft model")
     assert [row["name"] for row in rows[:4]] == [name for name in OURS if name not in beside]
     same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
     assert same == [1] * 4 and rows[0]["ratio"] == 1
