@@ -29,6 +29,8 @@ OURS = {
     "ours, medusa": "medusa",
     "ours, DFlash": "dflash",
     "ours, EAGLE": "eagle",
+    "ours, Hydra": "hydra",
+    "ours, MLP speculator": "mlp",
     "ours, draft model": "draft",
     "ours, auto": "auto",
 }

@@ -22,7 +22,10 @@ from medusa_chat.checkpoints.layouts.dflash_file import DFlashFile
 from medusa_chat.checkpoints.layouts.drafter_file import DrafterFile, Sizes
 from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.eagle_file import EagleFile
+from medusa_chat.checkpoints.layouts.hydra_file import HydraFile
+from medusa_chat.checkpoints.layouts.mlp_file import MlpFile
 from medusa_chat.checkpoints.locate import Checkpoint, News
+from medusa_chat.checkpoints.path_head_weights import read_hydra, read_mlp
 from medusa_chat.checkpoints.places import opened
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
@@ -34,6 +37,7 @@ from medusa_chat.decoding.drafters.draft_model import DraftModel
 from medusa_chat.decoding.drafters.drafter import Drafter
 from medusa_chat.decoding.drafters.eagle import Eagle
 from medusa_chat.decoding.drafters.own_layers import Lent
+from medusa_chat.decoding.drafters.path_heads import PathHeads
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -112,6 +116,8 @@ def read_drafter(
 READERS: dict[type[DrafterFile], tuple[Callable[..., Any], Callable[..., Any]]] = {
     EagleFile: (read_eagle, Eagle),
     DFlashFile: (read_dflash, DFlash),
+    HydraFile: (read_hydra, PathHeads),
+    MlpFile: (read_mlp, PathHeads),
 }
 
 
@@ -123,7 +129,7 @@ def _read_file(
     dtype = torch.float32 if is_cpu else backbone.dtype
     config, vocabulary = backbone.config, backbone.vocabulary
     sizes = Sizes(int(config.hidden_size), int(config.num_hidden_layers), vocabulary)
-    lent = Lent(model.get_input_embeddings(), backbone.lm_head)
+    lent = Lent(model.get_input_embeddings(), backbone.lm_head, config)
     read, drafter_of = READERS[type(draft)]
     made = read(draft, lent, sizes, backbone.device, dtype)
     count = sum(parameter.numel() for parameter in made.parameters())
@@ -133,7 +139,7 @@ def _read_file(
     reading = best_reading(made, backbone, tokenizer(TEXT)["input_ids"])
     drafter = drafter_of(made, backbone.context, vocabulary)
     held = held_bytes(made) + drafter.nbytes
-    note = f"{name} is {draft.article} drafter and {reading.words}"
+    note = f"{name} is {draft.noun} and {reading.words}"
     return ReadDraft(name, drafter, count, held, (note,))
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.drafters.dflash_model import DFlashForm, DFlashModel
 from medusa_chat.decoding.drafters.eagle_model import EagleForm, EagleModel
+from medusa_chat.decoding.drafters.hydra_model import HydraModel
+from medusa_chat.decoding.drafters.mlp_speculator import SpeculatorModel
 
 TEXT = """The water cycle moves water between the sea, the air and the land. The sun heats the sea,
 and some of the water becomes vapour, which rises with the warm air. High up it is cold, so the
@@ -86,7 +88,8 @@ def best_reading(model: Any, backbone: Backbone, tokens: Sequence[int]) -> Readi
     file's own unless another is clearly better. The backbone's cache is empty afterwards."""
     readings, tried = TRIALS[type(model)]
     forms = list(readings(model.form, int(backbone.config.num_hidden_layers)))
-    along = _along(backbone, tokens[:MOST], sorted({tap for form in forms for tap in form.taps}))
+    taps = {tap for form in forms for tap in getattr(form, "taps", ())}
+    along = _along(backbone, tokens[:MOST], sorted(taps))
     found = []
     for form in forms:
         model.form = form
@@ -183,6 +186,23 @@ def _dflash_tried(model: DFlashModel, along: Along) -> Reading:
     return Reading(form, first, _agreement(model, scores, best[roots[right] + 1]))
 
 
+def _one_form(form: object, layers: int) -> Iterator[object]:
+    """Of a file that leaves nothing open."""
+    yield form
+
+
+def _heads_tried(model: HydraModel | SpeculatorModel, along: Along) -> Reading:
+    """See _eagle_tried."""
+    given, count = along.tokens.to(model.device), len(along.tokens)
+    states = model.read(along.final, model.cache(count))
+    states, scores = model.step(0, states[:-1], given[1:])
+    first = _agreement(model, scores, along.best[1:])
+    if model.deepest < 2:
+        return Reading(model.form, first, 0.0)
+    _, scores = model.step(1, states[:-1], given[2:])
+    return Reading(model.form, first, _agreement(model, scores, along.best[2:]))
+
+
 def _apart(model: DFlashModel, roots: Tensor, count: int) -> list[Tensor]:
     """The masks of blocks behind roots int64 [a], each of which sees the text before its root and
     itself: of each layer [a * block, count + a * block]."""
@@ -212,4 +232,6 @@ Readings = Callable[[Any, int], Iterator[Any]]
 TRIALS: dict[type, tuple[Readings, Callable[[Any, Along], Reading]]] = {
     EagleModel: (eagle_forms, _eagle_tried),
     DFlashModel: (dflash_forms, _dflash_tried),
+    HydraModel: (_one_form, _heads_tried),
+    SpeculatorModel: (_one_form, _heads_tried),
 }

@@ -96,13 +96,16 @@ def decoder_of(
     device: torch.device,
     is_wide: Callable[[str], bool] = lambda name: False,
     may_lack: str = "",
+    layer: Mapping[str, Any] | None = None,
 ) -> Any:
     """Stock layers of this width with the file's weights, and their rotary embedding. is_wide:
     whether a linear, by its name within the layers, reads twice the width; may_lack: a norm that
-    may be missing. Raises ModelError."""
+    may be missing; layer: what its config is of a layer, None for the file's. Raises
+    ModelError."""
+    given = found.config if layer is None else layer
     has_norms = "layers.0.self_attn.q_norm.weight" in tensors
     kind, make = (Qwen3Config, Qwen3Model) if has_norms else (LlamaConfig, LlamaModel)
-    options = {key: found.config[key] for key in LAYER if found.config.get(key) is not None}
+    options = {key: given[key] for key in LAYER if given.get(key) is not None}
     options |= {"hidden_size": width, "bos_token_id": None, "eos_token_id": None, "vocab_size": 1}
     try:
         config = kind(**options, num_hidden_layers=found.layers)
@@ -154,7 +157,10 @@ def norm(weight: Tensor, eps: float) -> nn.RMSNorm:
 def pack(model: nn.Module, library: NativeLibrary) -> None:
     """Let C multiply the drafter's weights, in 8 bits where their shape allows: no text depends on
     them, and a draft reads half as much."""
-    for name, module in list(model.named_modules()):
+    packed: dict[nn.Module, NativeLinear] = {}  # one that stands in several places is packed once
+    for name, module in list(model.named_modules(remove_duplicate=False)):
         if type(module) is nn.Linear:
-            rows = StoredRows.of(module.weight) if module.in_features % INPUTS == 0 else None
-            model.set_submodule(name, NativeLinear(module, library, rows))
+            if module not in packed:
+                rows = StoredRows.of(module.weight) if module.in_features % INPUTS == 0 else None
+                packed[module] = NativeLinear(module, library, rows)
+            model.set_submodule(name, packed[module])

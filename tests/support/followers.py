@@ -34,7 +34,7 @@ def followed(model, folder, read, drafter, dtype=torch.float32):
     engine = engine_of(model, heads=0)
     engine.heads, backbone = None, engine.backbone
     sizes = Sizes(HIDDEN, model.config.num_hidden_layers, VOCABULARY)
-    lent = Lent(model.get_input_embeddings(), backbone.lm_head)
+    lent = Lent(model.get_input_embeddings(), backbone.lm_head, model.config)
     made = read(drafter_in(LocalFolder(folder)), lent, sizes, CPU, dtype)
     engine.follow(drafter(made, backbone.context, VOCABULARY))
     return engine

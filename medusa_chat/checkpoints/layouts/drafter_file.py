@@ -16,7 +16,7 @@ from medusa_chat.checkpoints.layouts.source import Source, read_json
 from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "hydra_lm_head.pt")
 INDEX = "model.safetensors.index.json"
 # a layer's tensors in files of llama.cpp -> transformers
 GGUF_LAYER = {
@@ -73,6 +73,11 @@ class DrafterFile:
         )
 
     @property
+    def noun(self) -> str:
+        """What it is, with its article."""
+        return self.article if self.label.endswith("speculator") else f"{self.article} drafter"
+
+    @property
     def shape_words(self) -> str:
         """How large it is, and what it reads."""
         raise NotImplementedError
@@ -91,7 +96,7 @@ class DrafterFile:
     def use(self) -> str:
         """How it is used, for a sentence that begins with its name."""
         return (
-            f"is {self.article} drafter, not a model: load the model that it was trained on, "
+            f"is {self.noun}, not a model: load the model that it was trained on, "
             f"{self.needs}, with this as --draft"
         )
 
@@ -247,4 +252,15 @@ def refuse_taps(path: Path, taps: tuple[int, ...], count: int, layers: int) -> N
         raise ModelError(
             f"{path} reads the layers {list(taps)} and {count} states, and the backbone has "
             f"{layers} layers: give the backbone that it was trained on"
+        )
+
+
+def refuse_sizes(path: Path, own: tuple[int, int], backbone: Sizes) -> None:
+    """Raises ModelError for a backbone with states of another width or another vocabulary than
+    `own`."""
+    theirs = backbone.hidden, backbone.vocabulary
+    if own != theirs:
+        raise ModelError(
+            f"{path} is for states of {own[0]} numbers and {own[1]:,} tokens, and the backbone "
+            f"has {theirs[0]} and {theirs[1]:,}: give the backbone that it was trained on"
         )

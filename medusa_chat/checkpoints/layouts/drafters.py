@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from medusa_chat.checkpoints.layouts.dflash_file import dflash_of, is_dflash
 from medusa_chat.checkpoints.layouts.drafter_file import DrafterFile, found_in
 from medusa_chat.checkpoints.layouts.eagle_file import eagle_of, is_eagle
+from medusa_chat.checkpoints.layouts.hydra_file import hydra_of, is_hydra
+from medusa_chat.checkpoints.layouts.mlp_file import is_mlp, mlp_of
 from medusa_chat.checkpoints.layouts.source import Source
 
-READERS = (dflash_of, eagle_of)
-RECOGNISED = (is_dflash, is_eagle)
+READERS = (dflash_of, eagle_of, hydra_of, mlp_of)
+RECOGNISED = (is_dflash, is_eagle, is_hydra, is_mlp)
 UNNAMED_DRAFTER = "holds a drafter, not a model: give it as --draft"
 
 

@@ -44,7 +44,9 @@ def _loaded(name: str, label: str, what: str) -> Kind:
 DRAFT = _loaded("draft", "Draft model", "draft model")
 EAGLE = _loaded("eagle", "EAGLE", "EAGLE drafter")
 DFLASH = _loaded("dflash", "DFlash", "DFlash drafter")
-KINDS = (MEDUSA, DFLASH, EAGLE, DRAFT, LOOKUP, NONE)
+HYDRA = _loaded("hydra", "Hydra", "Hydra drafter")
+MLP = _loaded("mlp", "MLP speculator", "MLP speculator")
+KINDS = (MEDUSA, DFLASH, EAGLE, HYDRA, MLP, DRAFT, LOOKUP, NONE)
 BY_NAME = {kind.name: kind for kind in KINDS}
 AUTO = "auto"  # the fastest that the model has, with the text's repetitions in one tree
 NAMES = (AUTO, *BY_NAME)
@@ -53,7 +55,7 @@ NAMES = (AUTO, *BY_NAME)
 def short_label(heads: int, beside: str) -> str:
     """What drafts first for a model as in `kinds_of`, in one word: on the switch beside "Plain"."""
     first = kinds_of(heads, beside)[0]
-    return {LOOKUP: "Lookup", DRAFT: "Draft"}.get(first, first.label)
+    return {LOOKUP: "Lookup", DRAFT: "Draft", MLP: "MLP"}.get(first, first.label)
 
 
 def kinds_of(heads: int, beside: str) -> tuple[Kind, ...]:

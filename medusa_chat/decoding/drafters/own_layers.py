@@ -1,5 +1,4 @@
-"""What drafters with layers of their own share: attention over their own cache, and the embedding
-and LM head that they borrow of the backbone."""
+"""Attention over a drafter's own cache, and what a drafter borrows of the backbone."""
 
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Lent(NamedTuple):
-    """Of the backbone: its embedding module, and its LM head (backbone.LogitHead)."""
+    """Of the backbone: its embedding module, its LM head (backbone.LogitHead) and its config."""
 
     embedding: Any
     head: Any
+    config: Any = None
 
 
 class Names:
