@@ -1,5 +1,10 @@
 // The address and the title of the browser's tab name the conversation that is shown: it can be kept
 // as a bookmark, opened in another tab, and gone back to.
+import { blockOf } from "./block.js";
+import { view } from "./conversations.js";
+import { answered } from "./page.js";
+
+const { trigger } = blockOf("conversations");
 const PAGE = "medusa-chat";
 
 function readAddress() {
@@ -9,7 +14,7 @@ function readAddress() {
 let going = ""; // the address that the browser went to, until it is shown
 
 // isFirst: the page was opened, which is no step to go back to.
-function writeAddress(isFirst) {
+export function writeAddress(isFirst) {
   document.title = view.title ? `${view.title} · ${PAGE}` : PAGE;
   if (going && going !== view.current) return; // a view from before
   going = "";
@@ -29,7 +34,7 @@ window.addEventListener("popstate", () => {
 async function stay(id) {
   const pause = () => new Promise((done) => setTimeout(done, 1500));
   await pause();
-  await window.medusaAnswered(); // over a slow link it may come late
+  await answered(); // over a slow link it may come late
   await pause();
   if (going === id) { going = ""; writeAddress(true); }
 }

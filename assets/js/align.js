@@ -68,7 +68,7 @@ function place(shown, r, chars, w) {
 }
 
 // For each drawn character, without space, the tokens of its piece; 0 where it is not in the text.
-function align(nodes, pieces) {
+export function align(nodes, pieces) {
   const shown = nodes.flatMap((node) => node.data.split("").filter((c) => /\S/.test(c)));
   const [chars, tokens] = characters(pieces);
   const found = new Array(shown.length).fill(0);
@@ -82,7 +82,7 @@ function align(nodes, pieces) {
   return found;
 }
 
-function textNodes(target) {
+export function textNodes(target) {
   const nodes = [];
   const walker = document.createTreeWalker(target, NodeFilter.SHOW_TEXT, (node) =>
     node.parentElement.closest("button, .katex, .answer-note, [aria-hidden=true]")
@@ -93,7 +93,7 @@ function textNodes(target) {
   return nodes;
 }
 
-function range(node, from, to) {
+export function range(node, from, to) {
   const made = new Range();
   made.setStart(node, from);
   made.setEnd(node, to);

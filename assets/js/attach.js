@@ -1,6 +1,11 @@
 // Text files into the message, picked by a button or dropped on the chat: each with its name and in a
 // fence, where the cursor stands. They are read here, in the browser; nothing is uploaded.
-const left = element.closest("#left");
+import { blockOf } from "./block.js";
+import { button, icon, make } from "./elements.js";
+import { notify } from "./page.js";
+
+const { root, given } = blockOf("attach");
+const left = root.closest("#left");
 const picker = make("input");
 const opener = button("tool", "", () => picker.click());
 Object.assign(picker, { type: "file", multiple: true, hidden: true });
@@ -14,15 +19,15 @@ async function attach(files) {
     try {
       insert(fenced(file.name, await textOf(file)));
     } catch (error) {
-      window.medusaNotify("warning", `${file.name} was not added: ${error.message}`, 10);
+      notify("warning", `${file.name} was not added: ${error.message}`, 10);
     }
   }
 }
 
 // Throws an Error that says in words why a file is no text for a message.
 async function textOf(file) {
-  const most = MAX_CHARACTERS.toLocaleString("en");
-  if (file.size > MAX_CHARACTERS) throw Error(`it is larger than ${most} bytes, the most of a message`);
+  const most = given.MAX_CHARACTERS.toLocaleString("en");
+  if (file.size > given.MAX_CHARACTERS) throw Error(`it is larger than ${most} bytes, the most of a message`);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return text;
@@ -41,8 +46,8 @@ function fenced(name, text) {
 function insert(block) {
   const box = document.querySelector("#box textarea");
   const { value, selectionStart, selectionEnd } = box;
-  const most = MAX_CHARACTERS.toLocaleString("en");
-  if (value.length + block.length > MAX_CHARACTERS) throw Error(`a message has at most ${most} characters`);
+  const most = given.MAX_CHARACTERS.toLocaleString("en");
+  if (value.length + block.length > given.MAX_CHARACTERS) throw Error(`a message has at most ${most} characters`);
   const isInLine = selectionStart > 0 && value[selectionStart - 1] !== "\n";
   box.setRangeText(`${isInLine ? "\n\n" : ""}${block}`, selectionStart, selectionEnd, "end");
   box.dispatchEvent(new Event("input", { bubbles: true }));

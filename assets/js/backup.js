@@ -1,17 +1,24 @@
 // All conversations as one file, and such a file taken in: chosen by a button, or dropped on the list.
 // They go past Gradio, which would keep the whole file in the page.
-const foot = make("div", "chat-list-foot");
+import { blockOf } from "./block.js";
+import { ask, view } from "./conversations.js";
+import { side } from "./drawer.js";
+import { button, make } from "./elements.js";
+import { notify, pagePath } from "./page.js";
+import { gone } from "./row.js";
+
+const { given } = blockOf("conversations");
+export const foot = make("div", "chat-list-foot");
 const chooser = Object.assign(make("input"), { type: "file", accept: ".json", hidden: true });
-const importer = button("", "Import", () => chooser.click());
+export const importer = button("", "Import", () => chooser.click());
 foot.append(button("", "Save all", saveAll), importer, chooser);
 foot.firstChild.title = "Save all conversations as one JSON file";
 importer.title = "Add the conversations of such a file, or of an export of ChatGPT or Open WebUI";
 
 // What the server says. Throws an Error that says in words why it does not.
 async function askChats(more) {
-  const at = ((window.gradio_config || {}).root || "").replace(/\/$/, "");
   const headers = { "x-medusa-tab": view.key };
-  const answer = await fetch(`${at}/chats`, { headers, cache: "no-store", ...more });
+  const answer = await fetch(`${pagePath()}/chats`, { headers, cache: "no-store", ...more });
   if (!answer.ok) throw Error(await answer.text());
   return answer;
 }
@@ -23,20 +30,20 @@ async function saveAll() {
     Object.assign(document.createElement("a"), { href: url, download }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60000);
   } catch (error) {
-    window.medusaNotify("warning", `The conversations were not saved: ${error.message}`, 10);
+    notify("warning", `The conversations were not saved: ${error.message}`, 10);
   }
 }
 
 async function takeFile(file) {
   try {
-    const most = MAX_FILE / 1024 / 1024;
-    if (file.size > MAX_FILE) throw Error(`it is larger than ${most} MB`);
+    const most = given.MAX_FILE / 1024 / 1024;
+    if (file.size > given.MAX_FILE) throw Error(`it is larger than ${most} MB`);
     const answer = await askChats({ method: "POST", body: file });
-    window.medusaNotify("info", `${file.name}: ${await answer.text()}`, 10);
+    notify("info", `${file.name}: ${await answer.text()}`, 10);
     gone.clear(); // what was deleted here may be there again
     ask();
   } catch (error) {
-    window.medusaNotify("warning", `${file.name} was not imported: ${error.message}`, 10);
+    notify("warning", `${file.name} was not imported: ${error.message}`, 10);
   }
 }
 

@@ -1,10 +1,15 @@
 // Below an answer, before the buttons of its row: which model gave it and how fast, with a small
 // timeline of its steps. It opens the microscope on that answer.
+import { blockOf } from "./block.js";
+import { button, make } from "./elements.js";
+import { page, tell } from "./page.js";
+
+const { trigger } = blockOf("versions");
 const STRIP_HIGH = 22;
 const MOST_SHOWN = 60; // bars; of more steps the most tokens of some neighbours
-let strips = new Map(); // row -> [model, speed, ratio, tokens of each step, are its steps known]
+export const strips = new Map(); // row -> [model, speed, ratio, tokens of each step, are its steps known]
 
-function drawByline(bar, row) {
+export function drawByline(bar, row) {
   const now = strips.get(row);
   const old = bar.querySelector(":scope > .answer-strip");
   const key = now ? JSON.stringify([row, now]) : "";
@@ -15,7 +20,7 @@ function drawByline(bar, row) {
   const box = isKnown && speed ? button("answer-strip", "", () => openSteps(row)) : make("div", "answer-strip");
   box.dataset.key = key;
   box.title = [model, speed].filter(Boolean).join(" · ");
-  const isShow = ratio < 1 && window.medusaModel?.isDemo; // it drafts 64 nodes, whether they pay here or not
+  const isShow = ratio < 1 && page.model?.isDemo; // it drafts 64 nodes, whether they pay here or not
   if (ratio && !isShow) {
     const gain = make("span", "gain");
     gain.append(make("b", ratio >= 1 ? "" : "under-one", `${ratio.toFixed(1)}×`), " plain");
@@ -28,7 +33,7 @@ function drawByline(bar, row) {
 }
 
 function openSteps(row) {
-  window.dispatchEvent(new Event("medusa-microscope"));
+  tell("medusa-microscope");
   trigger("steps", { index: row, strip: true });
 }
 

@@ -1,25 +1,43 @@
 // The card of one node: what the step recorded at once, both top 10s once the model has answered.
-const card = make("section", "card");
+import { hide } from "./draw.js";
+import { bdi, button, make, meterOf, withRole } from "./elements.js";
+import { figure, percent, quoted } from "./format.js";
+import { panel, root, trigger } from "./panel.js";
+import {
+  MARKS,
+  SOURCES,
+  STATES,
+  bindWords,
+  columnName,
+  cumulative,
+  depthOf,
+  isGreedy,
+  isTypical,
+  own,
+  signed,
+  sourceOf,
+  stateWords,
+} from "./words.js";
+
+export const card = make("section", "card");
 card.setAttribute("aria-label", "The chosen node");
 card.tabIndex = -1;
 hide(card, true);
-let asked = null; // {answer, step, node, data, view}: what the card is about
-let closeCard = () => {};
 const peeks = new Map();
 
 function peekKey(of) {
   return `${of.answer}|${of.step}|${of.node}`;
 }
 
-function openCard(data, step, node) {
-  asked = { answer: data.answer, step: step.index, node, data, view: step };
+export function openCard(data, step, node) {
+  panel.asked = { answer: data.answer, step: step.index, node, data, view: step };
   drawCard();
   hide(card, false);
-  if (!peeks.has(peekKey(asked))) askModel();
+  if (!peeks.has(peekKey(panel.asked))) askModel();
 }
 
 function askModel() {
-  trigger("peek", { answer: asked.answer, step: asked.step, node: asked.node });
+  trigger("peek", { answer: panel.asked.answer, step: panel.asked.step, node: panel.asked.node });
 }
 
 function takePeek(found) {
@@ -28,28 +46,22 @@ function takePeek(found) {
     if (peeks.size > 300) peeks.clear();
     peeks.set(peekKey(found), found);
   }
-  if (!asked || peekKey(found) !== peekKey(asked) || card.hidden) return;
+  if (!panel.asked || peekKey(found) !== peekKey(panel.asked) || card.hidden) return;
   if (found.wait) askModel();
   else drawCard(found.error);
 }
 
-function hideCard() {
+export function hideCard() {
   hide(card, true);
-  asked = null;
-}
-
-function bdi(text, name) {
-  const node = make("bdi", name, text);
-  node.dir = "auto";
-  return node;
+  panel.asked = null;
 }
 
 function drawCard(error) {
-  const { data, view, node } = asked;
+  const { data, view, node } = panel.asked;
   const head = make("header");
   const token = make("h3");
   token.append(bdi(view.text[node], "token"));
-  const close = button("close", "×", () => closeCard());
+  const close = button("close", "×", () => panel.closeCard());
   close.setAttribute("aria-label", "Close the card");
   head.append(token, make("span", "id", `token ${view.id[node]}, node ${node}`), close);
   const state = make("p", `state ${STATES[view.state[node]]}`);
@@ -103,10 +115,10 @@ function factList(data, step, node) {
 
 // The text of a token: as it was drafted, as the next step's root, or of the top 10 once it is here.
 function textOf(step, token) {
-  const drafted = [step, steps.get(step.index + 1)].flatMap((one) =>
+  const drafted = [step, panel.steps.get(step.index + 1)].flatMap((one) =>
     one?.id ? one.id.map((id, node) => [id, one.text[node]]) : [],
   );
-  const top = peeks.get(peekKey(asked))?.backbone_top || [];
+  const top = peeks.get(peekKey(panel.asked))?.backbone_top || [];
   return [...drafted, ...top].find(([id]) => id === token)?.[1];
 }
 
@@ -118,22 +130,15 @@ function temperatureWords(data) {
   return isGreedy(data) || data.temperature === null ? "" : `, temperature ${data.temperature}`;
 }
 
-function meterOf(share) {
-  const meter = make("span", "share");
-  const fill = meter.appendChild(make("i"));
-  fill.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
-  return meter;
-}
-
 function topLists(error) {
   const box = make("div", "tops");
-  const found = peeks.get(peekKey(asked));
+  const found = peeks.get(peekKey(panel.asked));
   if (!found) {
     const text = error || "Asking the model: what else could have come here? It waits for an answer that runs.";
     box.append(withRole(make("p", error ? "asking failed" : "asking", text), "status"));
     return box;
   }
-  const { data, view, node } = asked;
+  const { data, view, node } = panel.asked;
   const at = node === 0 ? "before the root" : "at its parent";
   box.append(topList(`Backbone's top 10 ${at}, temperature ${found.temperature}`, found.backbone_top, found.backbone_own, node));
   if (found.head_top.length)
@@ -144,7 +149,7 @@ function topLists(error) {
 }
 
 function topList(title, rows, own, node) {
-  const { view } = asked;
+  const { view } = panel.asked;
   const parent = view.parent[node];
   const siblings = new Set(view.id.filter((_, other) => other && view.parent[other] === parent));
   const table = make("table");
@@ -171,6 +176,6 @@ function topList(title, rows, own, node) {
 }
 
 document.addEventListener("medusa-peek", (event) => {
-  if (!element.isConnected) return;
+  if (!root.isConnected) return;
   takePeek(event.detail);
 });

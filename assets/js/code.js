@@ -1,5 +1,7 @@
 // Blocks of code get a label with their language, where the answer names one. It is drawn by a style
 // sheet from an attribute: what is copied, selected or tinted of an answer has no word of it.
+import { whenDrawn } from "./drawn.js";
+
 function labelCode(id) {
   const label = () => {
     const fresh = document.querySelectorAll(`#${id} .code_wrap:not([data-language]) code[class]`);

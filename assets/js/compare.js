@@ -1,18 +1,30 @@
 // Two recordings of one prompt, replayed in two columns on one clock. The value is one JSON
 // object: what runs now, or the last result; at, more: its number, and whether another one comes.
+import { blockOf } from "./block.js";
+import { fillIn, make, say, withRole } from "./elements.js";
+import { drawFacts } from "./figures.js";
+import { counted, number } from "./format.js";
+import { lanes, makeLane, markParting, record, setLanes, track } from "./lanes.js";
+import { pace } from "./pace.js";
+import { drawRaceClock, isGpuClock, meetPace, raceBox } from "./race.js";
+import { modelled } from "./race_model.js";
+import { at, controls, end, pause, seek, setEnd, start, still } from "./replay.js";
+import { store, stored } from "./stored.js";
+
+const { root, trigger, every, watch, value } = blockOf("compare");
 const LOOK_EVERY = 500; // ms: what is drawn here takes time from what is measured
 
 let seen = null;
 let shown = {}; // what was seen, parsed
-let result = null; // as it was measured
-let race = null; // the result on the clock that is chosen
+export let result = null; // as it was measured
+export let race = null; // the result on the clock that is chosen
 
 // ---- the fixed parts ----
 
 const spoken = withRole(make("p", "compare-spoken"), "status"); // for screen readers: a sentence when there is news
 const fault = withRole(make("p", "compare-error"), "alert");
 const status = make("p", "compare-status");
-const facts = make("div", "compare-facts");
+export const facts = make("div", "compare-facts");
 const hollow = make(
   "p",
   "hollow",
@@ -58,11 +70,11 @@ function drawResult(found, isNew) {
 }
 
 // The race on the clock that is chosen now, as far as it had come.
-function retime() {
+export function retime() {
   if (!result) return;
   const share = end ? at / end : 0;
-  race = isGpuClock() ? modelled(result, paceNow()) : result;
-  end = Math.max(...race.sides.map((side) => side.total_ms));
+  race = isGpuClock() ? modelled(result, pace) : result;
+  setEnd(Math.max(...race.sides.map((side) => side.total_ms)));
   lanes.forEach((lane, which) => {
     lane.side = race.sides[which];
     lane.frames = lane.side.frames;
@@ -77,11 +89,11 @@ function addGap(found) {
 }
 
 function fold() {
-  const value = props.value || "";
-  if (value === seen) return;
+  const text = value();
+  if (text === seen) return;
   const isFirst = seen === null;
-  seen = value;
-  const now = (shown = value ? JSON.parse(value) : lastRace());
+  seen = text;
+  const now = (shown = text ? JSON.parse(text) : lastRace());
   root.dataset.state = now.state;
   say(fault, now.error || "");
   if (now.state === "running") drawRunning(now);
@@ -91,7 +103,7 @@ function fold() {
   if (now.state !== "running" && !now.result) setLanes([]);
   root.classList.toggle("has-result", Boolean(now.result));
   hollow.hidden = now.state === "running" || Boolean(now.result);
-  if (value && now.result) keepRace(now.result);
+  if (text && now.result) keepRace(now.result);
 }
 
 // ---- a reload shows the last result again, with its prompt ----
@@ -125,7 +137,7 @@ function fillPrompt(text) {
   if (box && !isTyped) fillIn(box, text);
 }
 
-watch("value", () => requestAnimationFrame(fold));
+watch(() => requestAnimationFrame(fold));
 every(LOOK_EVERY, () => {
   if (shown.more) trigger("look", { at: shown.at });
 });

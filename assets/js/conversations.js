@@ -2,17 +2,26 @@
 // answer run, where a search was found]], "current": id, "title": of it, "search": what is looked
 // for, "more": are there older ones, "key": of the tab, "takes": is a file taken in}. A row is drawn
 // again only when it has changed, so that focus and a title that is being written stay.
+import { writeAddress } from "./address.js";
+import { foot, importer } from "./backup.js";
+import { blockOf } from "./block.js";
+import { close } from "./drawer.js";
+import { button, make, say, withRole } from "./elements.js";
+import { UNTITLED, drawRow, drop, gone, rename } from "./row.js";
+import "./system.js";
+
+const { root, trigger, onValue } = blockOf("conversations");
 const SEARCH_MS = 250;
 
-const field = make("input", "chat-list-search");
-const list = make("div", "chat-list");
+export const field = make("input", "chat-list-search");
+export const list = make("div", "chat-list");
 const empty = make("p", "chat-list-empty");
 const older = button("chat-list-older", "Show older", () => ask({ more: true }));
 const rows = new Map(); // id -> {item, seen, row, isWritten}
-let view = { rows: [], current: "", title: "", search: "", more: false };
+export let view = { rows: [], current: "", title: "", search: "", more: false };
 let waiting = 0; // the timer of the search
 
-function choose(id) {
+export function choose(id) {
   if (id !== view.current) trigger("open_conversation", { id });
   close();
 }
@@ -44,7 +53,7 @@ function place(row) {
   return known.item;
 }
 
-function drawList() {
+export function drawList() {
   const items = [];
   let before = "";
   for (const row of view.rows) {
@@ -110,7 +119,7 @@ function draw(line) {
   title.title = view.title;
 }
 
-function ask(more = {}) {
+export function ask(more = {}) {
   clearTimeout(waiting);
   trigger("search_conversations", { search: field.value.trim().slice(0, 200), ...more });
 }

@@ -1,9 +1,15 @@
 // Where the list of conversations stands: beside the chat on wide pages, on others in a drawer.
+import { blockOf } from "./block.js";
+import { field } from "./conversations.js";
+import { make } from "./elements.js";
+import { store, stored } from "./stored.js";
+
+const { root } = blockOf("conversations");
 const CLOSED = "medusa-chat-list";
 const WIDE = matchMedia("(min-width: 1200px)"); // there is room beside the chat
 const ROOMY = matchMedia("(min-width: 1400px)"); // and the whole tree has room as well
-const side = element.closest("#side") || element;
-const columns = element.closest("#columns") || side;
+export const side = root.closest("#side");
+const columns = root.closest("#columns");
 const shade = make("div", "chat-list-shade");
 
 function isOpen() {
@@ -17,7 +23,7 @@ function told() {
   toggler?.setAttribute("aria-expanded", String(isOpen()));
 }
 
-function close() {
+export function close() {
   if (!side.classList.contains("is-open")) return;
   side.classList.remove("is-open");
   told();

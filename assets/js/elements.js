@@ -1,21 +1,6 @@
-// What the page's own blocks begin with and are made of. A block's value is one JSON text. Text goes
-// in by textContent only.
-const root = element.firstElementChild;
-
-// Tells `act` what the value says, now and whenever it is another; null while it says nothing.
-function onValue(act) {
-  const tell = () => act(props.value ? JSON.parse(props.value) : null);
-  watch("value", tell);
-  tell();
-}
-
-// Does something every so many milliseconds, until the block is gone.
-function every(ms, act) {
-  const clock = setInterval(() => (element.isConnected ? act() : clearInterval(clock)), ms);
-}
-
+// What our own blocks are made of. Text goes in by textContent only.
 // What does something in the next frame, once however often it is called until then.
-function inNextFrame(act) {
+export function inNextFrame(act) {
   let isDue = false;
   return () => {
     if (isDue) return;
@@ -27,12 +12,7 @@ function inNextFrame(act) {
   };
 }
 
-// Whether somebody sees the block: its tab of the page is open, and the page's of the browser.
-function isInSight() {
-  return root.offsetParent !== null && !document.hidden;
-}
-
-function make(tag, name, text) {
+export function make(tag, name, text) {
   const node = document.createElement(tag);
   if (name) node.className = name;
   if (text !== undefined) node.textContent = text;
@@ -41,21 +21,21 @@ function make(tag, name, text) {
 }
 
 // Writes only what is new: a text that stays costs no layout.
-function say(node, text) {
+export function say(node, text) {
   if (node.textContent === text) return;
   const only = node.firstChild;
   if (only && only.nodeType === Node.TEXT_NODE && !only.nextSibling) only.data = text;
   else node.textContent = text;
 }
 
-function button(name, text, act) {
+export function button(name, text, act) {
   const node = make("button", name, text);
   node.addEventListener("click", act);
   return node;
 }
 
 // A list to choose from. choices: [value, text] each; act: told the value that was chosen.
-function choiceOf(label, choices, value, act) {
+export function choiceOf(label, choices, value, act) {
   const node = make("select", "choice");
   node.setAttribute("aria-label", label);
   for (const [key, text] of choices) {
@@ -69,14 +49,14 @@ function choiceOf(label, choices, value, act) {
 }
 
 // Puts a text into a box of Gradio's, which hears of it as if it was typed.
-function fillIn(box, text) {
+export function fillIn(box, text) {
   if (box.value === text) return;
   box.value = text;
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 // A drawing of one line on 24 by 24.
-function icon(line) {
+export function icon(line) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
   svg.setAttribute("viewBox", "0 0 24 24");
@@ -87,23 +67,28 @@ function icon(line) {
 }
 
 // What a node is to a screen reader, and how it is called there.
-function withRole(node, role, label) {
+export function withRole(node, role, label) {
   node.setAttribute("role", role);
   if (label) node.setAttribute("aria-label", label);
   return node;
 }
 
 // A box whose content scrolls: the keyboard reaches it.
-function scrollRegion(name, label) {
+export function scrollRegion(name, label) {
   const node = withRole(make("div", name), "region", label);
   node.tabIndex = 0;
   return node;
 }
 
-function counted(count, what) {
-  return `${count} ${what}${count === 1 ? "" : "s"}`;
+export function bdi(text, name) {
+  const node = make("bdi", name, text);
+  node.dir = "auto";
+  return node;
 }
 
-function number(value, digits) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
+export function meterOf(share) {
+  const meter = make("span", "share");
+  const fill = meter.appendChild(make("i"));
+  fill.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
+  return meter;
 }

@@ -1,4 +1,12 @@
 // What a race came to: its verdict, the first difference, the figures, measured and modelled.
+import { facts, race, result } from "./compare.js";
+import { button, make } from "./elements.js";
+import { counted, number } from "./format.js";
+import { lanes, track } from "./lanes.js";
+import { pace } from "./pace.js";
+import { isGpuClock } from "./race.js";
+import { end, pause, seconds, seek } from "./replay.js";
+
 const TIMES = [
   ["tokens/s", (side) => number(side.rate, 1)],
   ["time to first token", (side) => time(side.first_ms)],
@@ -12,7 +20,7 @@ const COUNTS = [
   ["end", (side) => side.end],
 ];
 
-function time(ms) {
+export function time(ms) {
   if (ms === null) return "–";
   return ms < 1000 ? `${ms.toFixed(ms < 10 ? 2 : 0)} ms` : seconds(ms);
 }
@@ -26,7 +34,7 @@ function table() {
     if (name) cell.scope = "col";
     head.append(cell);
   }
-  const { size, precision, gpu } = paceNow();
+  const { size, precision, gpu } = pace;
   const on = `Modelled: a ${size} in ${precision} on an ${gpu}`;
   if (isGpuClock()) box.append(group("modelled", on, TIMES, race.sides));
   box.append(group("measured", "Measured on this machine", TIMES, result.sides));
@@ -113,7 +121,7 @@ function measured() {
   return `Measured on this machine${said}${against} ${result.baseline}. ${ratios()}${show}`;
 }
 
-function drawFacts() {
+export function drawFacts() {
   const verdict = make("p", "compare-verdict", race.verdict);
   verdict.classList.toggle("slower", race.is_slower);
   facts.replaceChildren(verdict, badge(), equation());

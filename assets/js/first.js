@@ -8,7 +8,7 @@
   const paper = matchMedia("print");
   const asked = new URLSearchParams(location.search).get("__theme");
 
-  // place: localStorage or sessionStorage. The page's blocks read by it too.
+  // place: localStorage or sessionStorage.
   function kept(place, name) {
     try {
       return window[place].getItem(name);
@@ -16,7 +16,6 @@
       return null; // storage is switched off: the choice lasts as long as the page
     }
   }
-  window.medusaKept = kept;
 
   // ---- light and dark ----
 
@@ -90,7 +89,8 @@
     if (seconds) setTimeout(() => note.remove(), seconds * 1000);
   }
 
-  window.medusaNotify = notify; // by link.js and the page's own scripts
+  // from link.js and the modules (page.js)
+  window.addEventListener("medusa-notice", ({ detail }) => notify(...detail));
 
   // ---- what is written stays over a reload ----
 
@@ -100,12 +100,15 @@
     return Array.from(all, (one) => one.textContent).join("\n");
   }
 
+  let taken = ""; // the message that is under way
+  window.addEventListener("medusa-taken", ({ detail }) => (taken = detail));
+
   function keepDraft() {
     const box = document.querySelector("#box textarea");
     try {
-      if (!box || !box.value) return;
+      if (!box?.value) return;
       sessionStorage.setItem(DRAFT, box.value);
-      sessionStorage.setItem(UNHEARD, JSON.stringify([window.medusaTaken || "", said()]));
+      sessionStorage.setItem(UNHEARD, JSON.stringify([taken, said()]));
     } catch {
       // nothing can be kept
     }
@@ -137,7 +140,7 @@
     if (!draft) return void (isRestored = true);
     const box = document.querySelector("#box textarea");
     const text = unsent(draft);
-    const isTyped = box && box.value && box.value !== draft && box.value !== text;
+    const isTyped = box?.value && box.value !== draft && box.value !== text;
     if (held === 4 || tries === 120 || isTyped) {
       isRestored = true;
       return forgetDraft();

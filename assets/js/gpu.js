@@ -1,16 +1,20 @@
-// Times of a step on a named GPU, from the table of GPU_TIMES: {nodes, ms: {"size|GPU|precision"}}.
+// Times of a step on a named GPU, from the table GPU_TIMES of the program: {nodes, ms: {"size|GPU|precision"}}.
+import { choiceOf, withRole } from "./elements.js";
+import { known } from "./known.js";
+import { stored } from "./stored.js";
+
 const MOST_STEPS = 6; // a second, in slow motion
-const NODES = [16, 32, 64]; // of the show; the table has plain decoding too
+export const NODES = [16, 32, 64]; // of the show; the table has plain decoding too
 const CLOCKS = [["slow", "slow motion"], ["own", "its own clock"]];
-const PACE_KEY = "medusa-chat-pace";
+export const PACE_KEY = "medusa-chat-pace";
 const FIRST_PACE = {
   ...{ mode: null, size: "7B", gpu: "RTX 4090", precision: "fp16", nodes: 64, clock: "slow" },
 };
 
 // Milliseconds of a step with so many nodes; 1 is plain decoding.
-function gpuMs(of, nodes) {
-  const times = GPU_TIMES.ms[`${of.size}|${of.gpu}|${of.precision}`];
-  const sizes = GPU_TIMES.nodes;
+export function gpuMs(of, nodes) {
+  const times = known.GPU_TIMES.ms[`${of.size}|${of.gpu}|${of.precision}`];
+  const sizes = known.GPU_TIMES.nodes;
   const next = sizes.findIndex((size) => size >= nodes);
   if (next <= 0) return next ? times.at(-1) : times[0];
   const share = (nodes - sizes[next - 1]) / (sizes[next] - sizes[next - 1]);
@@ -18,23 +22,23 @@ function gpuMs(of, nodes) {
 }
 
 // How many times slower than that GPU it is shown: in slow motion even plain steps can be watched.
-function slowness(of) {
+export function slowness(of) {
   return of.clock === "slow" ? Math.max(1, Math.ceil(1000 / MOST_STEPS / gpuMs(of, 1))) : 1;
 }
 
-function modelledWords(of, whose) {
+export function modelledWords(of, whose) {
   return `modelled: the times of a ${of.size} on this GPU; the tokens a step are this ${whose}'s`;
 }
 
 // The words of it, with a space behind them; empty where it is not slower.
-function slowWords(of) {
+export function slowWords(of) {
   const times = slowness(of);
   return times > 1 ? `Shown ${times} times slower. ` : "";
 }
 
 // The pace that this browser keeps, where it is one.
-function storedPace() {
-  const { sizes, gpus, precisions } = GPU_TIMES;
+export function storedPace() {
+  const { sizes, gpus, precisions } = known.GPU_TIMES;
   let found = null;
   try {
     found = JSON.parse(stored("localStorage", PACE_KEY));
@@ -51,8 +55,8 @@ function named(list) {
 }
 
 // The choices of a GPU in `row`, by the names of a pace. set: told what was chosen.
-function gpuChoices(row, of, set) {
-  const { sizes, gpus, precisions } = GPU_TIMES;
+export function gpuChoices(row, of, set) {
+  const { sizes, gpus, precisions } = known.GPU_TIMES;
   const nodes = NODES.map((n) => [n, `${n} nodes`]);
   const made = {
     size: choiceOf("Model size", named(sizes), of.size, (size) => set({ size })),

@@ -1,5 +1,8 @@
 // Rank accuracies as a table whose cells are tinted: the number stands in each of them.
-function heatCard() {
+import { make, say, scrollRegion } from "./elements.js";
+import { percent } from "./format.js";
+
+export function heatCard() {
   const card = make("section", "tune-card wide");
   const heading = make("h3", "", "How often each head is right");
   const words = make("p", "tune-words");
@@ -8,7 +11,7 @@ function heatCard() {
   return { card, words, scroll };
 }
 
-function drawHeat(heat, table) {
+export function drawHeat(heat, table) {
   say(heat.words, `${table.name}. ${table.note}`);
   heat.scroll.replaceChildren(heatTable(table));
 }

@@ -1,5 +1,10 @@
 // From the words of an answer to its steps: a word under the pointer shows its step, a click goes
 // there, and shows that answer's steps first where others are shown. No request for a hover.
+import { align, range, textNodes } from "./align.js";
+import { answerWords } from "./answer_words.js";
+import { inNextFrame, withRole } from "./elements.js";
+import { known, rows } from "./tint.js";
+
 const pointedAt = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;
 const placed = new WeakMap(); // a row's content -> {key, size, first, at} of its characters
 const conversation = document.getElementById("conversation");
@@ -62,12 +67,12 @@ function rangesOf({ places }, { from, to }) {
 
 function point(event) {
   const word = event.buttons ? null : wordAt(event);
-  const found = word && window.medusaWords?.isShown(word.answer) ? window.medusaWords.stepAt(word.at) : null;
+  const found = word && answerWords.isShown(word.answer) ? answerWords.stepAt(word.at) : null;
   document.querySelector(".message-content.has-step")?.classList.remove("has-step");
   pointedAt?.clear();
   if (word) word.target.classList.add("has-step");
   if (found) for (const one of rangesOf(word, found)) pointedAt?.add(one);
-  if (found || isPointing) window.medusaWords?.point(found ? found.step : null);
+  if (found || isPointing) answerWords.point(found ? found.step : null);
   isPointing = Boolean(found);
 }
 let isPointing = false;
@@ -78,12 +83,12 @@ function press(event) {
   if (!getSelection().isCollapsed) return event.stopPropagation(); // text was selected: no click
   const word = wordAt(event);
   if (!word) return;
-  if (!window.medusaWords?.isShown(word.answer)) pending = word;
+  if (!answerWords.isShown(word.answer)) pending = word;
   else goToWord(word);
 }
 
 // By the keyboard an answer's steps are shown as by a click beside its words.
-function reach(target) {
+export function reach(target) {
   if (!target || target.hasAttribute("tabindex")) return;
   withRole(target, "group", "Answer. Enter shows its steps.").tabIndex = 0;
 }
@@ -93,13 +98,13 @@ conversation.addEventListener("keydown", ({ key, target }) => {
 });
 
 function goToWord({ at }) {
-  const found = window.medusaWords.stepAt(at);
-  if (found) window.medusaWords.go(found.step);
+  const found = answerWords.stepAt(at);
+  if (found) answerWords.go(found.step);
 }
 
 window.addEventListener("medusa-answer", () =>
   requestAnimationFrame(() => {
-    if (!pending || !window.medusaWords?.isShown(pending.answer)) return;
+    if (!pending || !answerWords.isShown(pending.answer)) return;
     goToWord(pending);
     pending = null;
   }),

@@ -1,37 +1,40 @@
 // Text of a model or a user is no HTML: marks that nobody sees keep Gradio's Markdown from taking it
 // for that (ui/chat/markup.py, whose RULES these are). Here they go into the text that comes, and out
 // of what is drawn, edited and copied.
-const anyTag = new RegExp(RULES.begins, "gi");
-const besideCode = new RegExp(`${RULES.fence}|${RULES.begins}`, "gi");
-const odd = new RegExp(RULES.odd);
-const drawnDollars = new RegExp(`${RULES.mark}\\\\\\((.*?)\\\\\\)${RULES.mark}`, "g");
+import { known } from "./known.js";
 
-function inert(text) {
-  if (odd.test(text)) return text.replace(anyTag, (all, url) => url ?? all + RULES.mark);
-  return text.replace(besideCode, (all, code, url) => code ?? url ?? all + RULES.mark);
+const rules = known.RULES;
+const anyTag = new RegExp(rules.begins, "gi");
+const besideCode = new RegExp(`${rules.fence}|${rules.begins}`, "gi");
+const odd = new RegExp(rules.odd);
+const drawnDollars = new RegExp(`${rules.mark}\\\\\\((.*?)\\\\\\)${rules.mark}`, "g");
+
+export function inert(text) {
+  if (odd.test(text)) return text.replace(anyTag, (all, url) => url ?? all + rules.mark);
+  return text.replace(besideCode, (all, code, url) => code ?? url ?? all + rules.mark);
 }
 
 function withoutMarks(text) {
-  return text.replaceAll(RULES.mark, "");
+  return text.replaceAll(rules.mark, "");
 }
 
 // What the model wrote: Gradio draws no formula between single dollars, so it was given other
 // delimiters, with a mark outside of each (ui/chat/maths.py).
 function unmarked(text) {
-  return withoutMarks(text.replace(drawnDollars, (all, formula) => `$${formula}$`));
+  return withoutMarks(text.replace(drawnDollars, (_all, formula) => `$${formula}$`));
 }
 
 function unmark(node) {
   if (node.nodeType === Node.TEXT_NODE) {
     // Mermaid has still to read its own, and would take it for HTML
     const isSource = node.parentElement?.closest(".mermaid:not([data-processed])");
-    if (!isSource && node.data.includes(RULES.mark)) node.data = withoutMarks(node.data);
+    if (!isSource && node.data.includes(rules.mark)) node.data = withoutMarks(node.data);
     return;
   }
   const texts = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) unmark(texts.currentNode);
   const box = node.matches?.("textarea") ? node : node.querySelector?.("textarea");
-  if (!box?.value.includes(RULES.mark)) return;
+  if (!box?.value.includes(rules.mark)) return;
   box.value = unmarked(box.value);
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }
@@ -54,7 +57,7 @@ if (navigator.clipboard) {
 }
 window.addEventListener("copy", (event) => {
   const { value, selectionStart, selectionEnd } = event.target;
-  if (!value?.includes(RULES.mark)) return;
+  if (!value?.includes(rules.mark)) return;
   event.clipboardData.setData("text/plain", unmarked(value.slice(selectionStart, selectionEnd)));
   event.preventDefault();
 });

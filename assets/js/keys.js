@@ -1,4 +1,8 @@
 // The keyboard: what each key does, and a small list of it.
+import { blockOf } from "./block.js";
+import { button, make } from "./elements.js";
+
+const { root } = blockOf("keys");
 const KEYS = [
   ["Enter", "send; while an answer runs: send after it"],
   ["Shift + Enter", "new line"],

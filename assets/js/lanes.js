@@ -1,11 +1,18 @@
 // The two columns of a race. Text is written with appendData only, so that a frame costs what is new
 // and not what is there.
+import { race, result } from "./compare.js";
+import { make, say, scrollRegion } from "./elements.js";
+import { time } from "./figures.js";
+import { counted, number } from "./format.js";
+import { isGpuClock } from "./race.js";
+import { at } from "./replay.js";
+
 const CHUNK = 2000; // characters after which a new line begins a new block
-const track = make("div", "lanes");
+export const track = make("div", "lanes");
 
-let lanes = [];
+export let lanes = [];
 
-function makeLane(name, key) {
+export function makeLane(name, key) {
   const box = make("section", "lane");
   const head = make("div", "lane-head");
   const lane = { box, frames: [], part: [Infinity, Infinity] };
@@ -22,13 +29,13 @@ function makeLane(name, key) {
   return lane;
 }
 
-function setLanes(made) {
+export function setLanes(made) {
   lanes = made;
   track.replaceChildren(...lanes.map((lane) => lane.box));
 }
 
 // A lane's recording, with the tokens and the time of every frame summed up.
-function record(side) {
+export function record(side) {
   const lane = makeLane(side.name, side.key);
   let tokens = 0;
   lane.side = side;
@@ -48,7 +55,7 @@ function empty(lane) {
 }
 
 // Where the texts part, as [from, to] of the token in each: what is marked.
-function markParting() {
+export function markParting() {
   if (!result.difference) return;
   const texts = lanes.map((lane) => lane.frames.map((frame) => frame[1]).join(""));
   const [one, two] = texts;
@@ -98,7 +105,7 @@ function write(lane, text) {
   }
 }
 
-function show(lane) {
+export function show(lane) {
   const { frames, side } = lane;
   if (lane.done && frames[lane.done - 1][0] > at) empty(lane);
   let text = "";

@@ -38,8 +38,8 @@
     return mine;
   }
 
-  // Resolves once all that was posted in the chat's turn is answered.
-  window.medusaAnswered = () => lanes.get("chat")?.before;
+  // Resolves once all that was posted in the chat's turn is answered (page.js).
+  window.addEventListener("medusa-answered", ({ detail }) => (detail.answered = lanes.get("chat")?.before));
 
   async function post(address, how) {
     for (let tries = 1; ; tries++) {
@@ -68,8 +68,12 @@
     return how.headers instanceof Headers && how.headers.has(POST);
   }
 
+  function notify(...note) {
+    window.dispatchEvent(new CustomEvent("medusa-notice", { detail: note })); // first.js
+  }
+
   function giveUp() {
-    window.medusaNotify("warning", "The server did not answer: do it again.", 10);
+    notify("warning", "The server did not answer: do it again.", 10);
     return Response.json({}, { status: 504 }); // no failure of fetch, after which Gradio loads anew
   }
 
@@ -91,10 +95,10 @@
       answer = await inTurn(lane, () => post(address, { ...how, headers }));
       const isUntold = !answer.ok && lane.name === "chat"; // no view tells of it
       if (isUntold) window.dispatchEvent(new Event("medusa-unanswered"));
-      if (answer.status === 413) window.medusaNotify("warning", await answer.clone().text(), 10);
+      if (answer.status === 413) notify("warning", await answer.clone().text(), 10);
     }
     const told = answer.headers.get("x-medusa-notice"); // ui/access/notices.py
-    if (told) for (const one of JSON.parse(decodeURIComponent(told))) window.medusaNotify(...one);
+    if (told) for (const one of JSON.parse(decodeURIComponent(told))) notify(...one);
     return answer;
   };
 
@@ -102,11 +106,19 @@
 
   let isWhole = true;
 
+  function timesLoaded() {
+    try {
+      return Number(sessionStorage.getItem(LOADS));
+    } catch {
+      return 0;
+    }
+  }
+
   // Gradio goes on without a part, a style as an example, and draws nothing: all is loaded again.
   function loadAgain() {
     if (!isWhole) return;
     isWhole = false;
-    const times = Number(window.medusaKept("sessionStorage", LOADS)) + 1;
+    const times = 1 + timesLoaded();
     try {
       sessionStorage.setItem(LOADS, times);
       if (times <= TRIES) return void waiting.push(leave);
@@ -117,6 +129,7 @@
   }
 
   window.addEventListener("vite:preloadError", loadAgain); // from Gradio's build
+  window.addEventListener("medusa-part-lost", loadAgain); // from our own modules
   document.addEventListener(
     "error",
     ({ target }) => target.matches?.("head > script, head > link[rel=stylesheet]") && loadAgain(),
@@ -126,7 +139,7 @@
   // ---- whether the server can be reached ----
 
   const lost = document.getElementById("lost");
-  let waiting = []; // who is to be told that it can
+  const waiting = []; // who is to be told that it can
   let misses = 0;
   let program = null;
 

@@ -4,6 +4,14 @@
 // {"error": s} why nothing comes; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
+import { blockOf } from "./block.js";
+import { whenDrawn } from "./drawn.js";
+import { inNextFrame, make, withRole } from "./elements.js";
+import { scrollWith } from "./scroll.js";
+import "./code.js";
+import "./emptied.js";
+
+const { root, watch, value, setValue } = blockOf("live");
 const SAY_EVERY = 1200; // ms between two announcements: a voice is slower than a model
 const SENTENCE = /[.!?…](?=["')\]]*\s)|[。！？]|\n/g;
 
@@ -30,7 +38,7 @@ let isBusy = false;
 const drawSoon = inNextFrame(draw);
 
 function scrollBox() {
-  return element.closest("#conversation");
+  return root.closest("#conversation");
 }
 
 function think(isOpen) {
@@ -106,15 +114,15 @@ function draw() {
   if (box && error.textContent) box.scrollTop = box.scrollHeight;
 }
 
-watch("value", () => take(props.value || ""));
-take(props.value || "");
+watch(() => take(value()));
+take(value());
 
 // While an answer runs its lines come from its stream (follow.js); at the end they are the value,
 // so that whatever replaces it is a change.
 let lines = "";
 window.addEventListener("medusa-lines", (event) => take((lines += event.detail)));
 window.addEventListener("medusa-end", () => {
-  if (lines) props.value = lines;
+  if (lines) setValue(lines);
   lines = "";
 });
 

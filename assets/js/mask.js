@@ -1,11 +1,30 @@
 // The same step as the backbone sees it (the paper's Figure 2): which keys each node attends to.
-const maskBox = make("div", "mask-box");
-const maskSvg = draw("svg", { class: "mask", role: "img", "aria-label": "nothing is drawn yet" });
-const maskNote = make("p", "mask-note");
-const maskScroll = scrollRegion("mask-scroll", "Attention mask of one step, scrollable");
-maskScroll.append(maskSvg);
-maskBox.append(maskNote, maskScroll);
-let maskShape = null;
+import { draw, set } from "./draw.js";
+import { make, say, scrollRegion } from "./elements.js";
+import { count, quoted } from "./format.js";
+import { MARKS, STATES } from "./words.js";
+
+// {box, scroll, svg, note, draw, forget}. pen: of the text in it.
+export function makeMask(pen) {
+  const box = make("div", "mask-box");
+  const svg = draw("svg", { class: "mask", role: "img", "aria-label": "nothing is drawn yet" });
+  const note = make("p", "mask-note");
+  const scroll = scrollRegion("mask-scroll", "Attention mask of one step, scrollable");
+  let shape = null;
+  scroll.append(svg);
+  box.append(note, scroll);
+  return {
+    ...{ box, scroll, svg, note },
+    draw(data, step, wide) {
+      const key = `${data.answer}|${step.index}|${wide}`;
+      if (key === shape) return;
+      shape = key;
+      drawMask(svg, pen, step, wide);
+      describeMask(svg, note, step);
+    },
+    forget: () => (shape = null),
+  };
+}
 
 function ancestorsOf(step, node) {
   const found = [];
@@ -13,10 +32,7 @@ function ancestorsOf(step, node) {
   return found.reverse();
 }
 
-function drawMask(data, step, wide) {
-  const key = `${data.answer}|${step.index}|${wide}`;
-  if (key === maskShape) return;
-  maskShape = key;
+function drawMask(svg, pen, step, wide) {
   const n = step.parent.length;
   const [names, places, prefix] = n > 40 ? [84, 36, 32] : [104, 44, 46];
   const cell = Math.max(7, Math.min(22, (wide - names - places - prefix - 8) / n));
@@ -36,7 +52,7 @@ function drawMask(data, step, wide) {
     const middle = x(key) + cell / 2 + 3.5;
     if (cell >= 11) {
       const turn = { class: "name", transform: `translate(${middle} ${top - 5}) rotate(-60)` };
-      text(cut(step.text[key], 68), turn);
+      text(pen.cut(step.text[key], 68), turn);
     } else if (key % 8 === 0) text(String(key), { class: "head middle", x: x(key) + cell / 2, y: top - 6 });
   }
   for (let node = 0; node < n; node++) {
@@ -49,7 +65,7 @@ function drawMask(data, step, wide) {
       draw("title", {}, `node ${node} sees the prefix and ${words}`),
       draw("rect", { class: "back", x: 0, y: y(node), width: x(n), height: tall }),
       draw("text", { class: "mark", x: 2, y: base }, MARKS[step.state[node]]),
-      draw("text", { class: "name", x: 14, y: base }, cut(step.text[node], names - 18)),
+      draw("text", { class: "name", x: 14, y: base }, pen.cut(step.text[node], names - 18)),
       draw("text", { class: "place end", x: left - 6, y: base }, count(step.prefix + seen.length - 1)),
       draw("rect", { class: "cell prefix", x: left, y: y(node) + 0.5, width: prefix, height: tall - 1 }),
       ...seen.map((at) =>
@@ -65,21 +81,25 @@ function drawMask(data, step, wide) {
     );
     parts.push(row);
   }
-  set(maskSvg, { width: all.wide, height: all.high, viewBox: `0 0 ${all.wide} ${all.high}` });
+  set(svg, { width: all.wide, height: all.high, viewBox: `0 0 ${all.wide} ${all.high}` });
   const grid = draw("path", { class: "grid" });
   let path = "";
   for (let node = 0; node <= n; node++) path += `M${x(node)} ${top}V${y(n)}`;
   for (let node = 0; node <= n; node++) path += `M${left} ${y(node)}H${x(n)}`;
   grid.setAttribute("d", path);
-  maskSvg.replaceChildren(...parts, grid);
-  maskSvg.setAttribute("data-step", step.index);
+  svg.replaceChildren(...parts, grid);
+  svg.setAttribute("data-step", step.index);
+}
+
+function describeMask(svg, note, step) {
+  const n = step.parent.length;
   say(
-    maskNote,
+    note,
     `One pass checks all ${n} nodes: every row is a query, every filled cell a key it sees. ` +
       `Each node sees the ${count(step.prefix)} tokens before the tree and its own ancestors only, ` +
       "and its position is the prefix plus its depth.",
   );
-  maskSvg.setAttribute(
+  svg.setAttribute(
     "aria-label",
     `Attention mask of step ${step.index + 1}: ${n} nodes, each sees ${step.prefix} tokens before ` +
       "the tree, its ancestors and itself",

@@ -1,5 +1,10 @@
 // The checkpoints to choose from. The value is one JSON object; a row is drawn again only when its
 // own part of it has changed, so that focus and an open question stay. Text by textContent only.
+import { blockOf } from "./block.js";
+import { button, make, say, withRole } from "./elements.js";
+import { askTry, takeTry } from "./try.js";
+
+const { root, trigger, onValue, every, isInSight } = blockOf("models");
 const GROUPS = {
   typed: "What you typed",
   known: "Known to be good",

@@ -1,12 +1,19 @@
 // Messages that wait for the end of an answer, each with a way to drop it; and what this tab is to
 // ask for next: "refresh" (something changed elsewhere) or "follow" (an answer runs). conversation:
 // which one this tab shows: it is kept, and posted on opening. guest: whether a guest looks.
+import { blockOf } from "./block.js";
+import { button, fillIn, make } from "./elements.js";
+import { follow, stream } from "./follow.js";
+import { messageUnderWay, page, setUnderWay, tell } from "./page.js";
+import { show } from "./show.js";
+import { store, stored } from "./stored.js";
+
+const { root, trigger, onValue, every } = blockOf("next");
 let asked = 0;
 let newest = 0; // of the views that came
 let mine = ""; // the key of this tab, which counts them
 let [taken, given, heard] = [0, 0, 0]; // of what was in the box, what goes back, what was asked for
-window.medusaTaken = "";
-window.addEventListener("medusa-unanswered", () => (window.medusaTaken = "")); // link.js gave up
+window.addEventListener("medusa-unanswered", () => setUnderWay("")); // link.js gave up
 
 function row(text, place) {
   const node = make("div", "next-line");
@@ -18,7 +25,7 @@ function row(text, place) {
 }
 
 function skipButton() {
-  return button("skip", "show the rest of this answer now", () => window.medusaShow.skip());
+  return button("skip", "show the rest of this answer now", () => show.skip());
 }
 
 function keep(conversation) {
@@ -36,7 +43,7 @@ function hold(event) {
   const isEnter = key === "Enter" && !shiftKey && !isComposing && target === box;
   if (isEnter || (type === "click" && target.closest?.("#send"))) {
     const isBegun = held !== null && performance.now() < heldAt + 1000; // Gradio reads all settings
-    if (window.medusaTaken || isBegun) {
+    if (messageUnderWay() || isBegun) {
       event.preventDefault(); // the one before is under way: it would be sent twice
       event.stopPropagation();
       return;
@@ -49,13 +56,13 @@ function hold(event) {
 for (const type of ["keydown", "click"]) document.addEventListener(type, hold, true);
 
 // posted: the values of an event that empties the box, its own at `place`.
-window.medusaTake = (posted, place) => {
+export function takeBox(posted, place) {
   const { value } = document.querySelector("#box textarea");
-  window.medusaTaken = held !== null && value.startsWith(held) ? held : value;
+  setUnderWay(held !== null && value.startsWith(held) ? held : value);
   held = null;
-  if (place in posted) posted[place] = window.medusaTaken;
+  if (place in posted) posted[place] = messageUnderWay();
   return posted;
-};
+}
 
 // What is written in one conversation and not sent waits there while another is shown.
 const DRAFTS = "medusa-drafts";
@@ -82,35 +89,35 @@ function fillBox(text) {
 function settleBox(line) {
   const box = document.querySelector("#box textarea");
   let text = box.value;
-  if (line.taken > taken && text.startsWith(window.medusaTaken)) {
-    text = text.slice(window.medusaTaken.length);
+  if (line.taken > taken && text.startsWith(messageUnderWay())) {
+    text = text.slice(messageUnderWay().length);
   }
-  if (line.heard > heard) window.medusaTaken = "";
+  if (line.heard > heard) setUnderWay("");
   if (line.given > given) text = text.trim() ? `${line.back}\n\n${text}` : line.back;
   [taken, given] = [Math.max(taken, line.taken), Math.max(given, line.given)];
   heard = Math.max(heard, line.heard);
   fillBox(text);
 }
 
-function show(line) {
+function take(line) {
   if (!line) return;
   const { pending, ask, number, conversation, guest, key, is_demo, model, drafter, view } = line;
   if (key !== mine) [mine, newest, taken, given, heard] = [key, view, 0, 0, 0];
   const isLook = ask === "refresh"; // no view: its number is that of the one before
   const isInTurn = isLook || view === newest || view === newest + 1;
   if (!isInTurn) trigger("redraw"); // one came late over what is newer, or is lost
-  if (!isLook && view < newest) return void following?.abort();
+  if (!isLook && view < newest) return void stream.ends?.abort();
   if (conversation) changeDraft(conversation);
   settleBox(line);
   newest = Math.max(newest, view);
   if (conversation) keep(conversation);
   root.replaceChildren(...pending.map(row));
-  if (pending.length && window.medusaShow.isOn()) root.append(skipButton());
+  if (pending.length && show.isOn()) root.append(skipButton());
   const names = document.documentElement.style; // of the switch beside Send
   if (drafter) names.setProperty("--drafter", JSON.stringify(drafter));
-  const known = window.medusaModel;
+  const known = page.model;
   if (known?.isDemo !== is_demo || known.model !== model) {
-    window.medusaModel = { isDemo: is_demo, isGuest: guest, model };
+    page.model = { isDemo: is_demo, isGuest: guest, model };
     tell("medusa-model");
   }
   if (number <= asked) return;
@@ -119,11 +126,11 @@ function show(line) {
   if (ask === "follow") follow(key);
 }
 
-onValue(show);
+onValue(take);
 
 // A clock of our own: any event of Gradio's costs every part of the page, and who follows an answer
 // knows what becomes of it.
 const LOOK_EVERY = 1000; // ms
 every(LOOK_EVERY, () => {
-  if (!isFollowing) trigger("tick");
+  if (!stream.isOpen) trigger("tick");
 });

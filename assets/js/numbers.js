@@ -1,7 +1,11 @@
 // The figures of the answer: built once, then only the texts that changed are written.
-const figures = make("div", "figures");
-const plain = make("p", "plain");
-const facts = make("div", "facts");
+import { make, say } from "./elements.js";
+import { count, number } from "./format.js";
+import { modelledFigures } from "./modelled.js";
+
+export const figures = make("div", "figures");
+export const plain = make("p", "plain");
+export const facts = make("div", "facts");
 const PARTS_OF_A_STEP = ["backbone", "heads", "rest"];
 const tiles = {
   ratio: tile("times plain", "speed against plain decoding", true),
@@ -67,7 +71,7 @@ function makeContext() {
 
 // f: measured on this machine. What is shown at the clock of a GPU has the figures of that in its
 // tiles (pace.js), and those of this machine in the line below.
-function drawFigures(f) {
+export function drawFigures(f) {
   const modelled = modelledFigures(f);
   drawTiles(f, modelled || f);
   figures.classList.toggle("is-modelled", Boolean(modelled));
@@ -135,9 +139,3 @@ function drawPlain(f, isModelled) {
   say(measured, text);
   say(plain, f.slower && !isModelled ? f.slower : "");
 }
-
-const NO_FIGURES = {
-  ...{ rate: null, recent: null, per_step: null, ms: null, split_ms: null, steps: 0, used: null },
-  ...{ context: null, plain: null, ratio: null, overhead: null, slower: "", is_plain: false },
-  ...{ prefill_ms: null, prompt: null, reused: null, first_ms: null },
-};

@@ -1,12 +1,19 @@
 // A line in the empty Chat page: the demo is a toy, and a real model is one click away. OFFER: the
 // model, as rows.offer has it. Guests load no models.
-const take = button("offer-take", OFFER.text, () => askTry(OFFER.id));
+import { blockOf } from "./block.js";
+import { button, make } from "./elements.js";
+import { page } from "./page.js";
+import { askTry } from "./try.js";
+
+const { root, given } = blockOf("offer");
+const { text, toy, id } = given.OFFER;
+const take = button("offer-take", text, () => askTry(id));
 
 function meet() {
-  const model = window.medusaModel;
+  const model = page.model;
   root.hidden = !model?.isDemo || model.isGuest;
 }
 
-root.replaceChildren(make("p", "offer-text", OFFER.toy), take);
+root.replaceChildren(make("p", "offer-text", toy), take);
 window.addEventListener("medusa-model", meet);
 meet();

@@ -1,9 +1,14 @@
 // The pane of the microscope: beside the chat where there is room, and open at the first visit; else
 // a sheet over it, opened by the strip of an answer.
+import { button } from "./elements.js";
+import { figures } from "./numbers.js";
+import { root } from "./panel.js";
+import { store, stored } from "./stored.js";
+
 const PANE = "medusa-chat-pane";
 const BESIDE = matchMedia("(min-width: 1100px)");
-const pane = element.closest("#right");
-const grid = element.closest("#columns");
+const pane = root.closest("#right");
+const grid = root.closest("#columns");
 
 function setPane(isOpen) {
   if (isOpen) delete grid.dataset.pane;

@@ -1,5 +1,10 @@
 // The card at the top of the Models tab: the model that is there, and how a load goes. The value is
 // one JSON object. Text goes in by textContent only.
+import { blockOf } from "./block.js";
+import { button, make, say } from "./elements.js";
+import { followTry } from "./try.js";
+
+const { root, trigger, onValue } = blockOf("pick");
 const loaded = make("p", "pick-loaded");
 const card = make("div", "pick-card");
 const text = make("p", "pick-text"); // the only part that is read aloud: figures change too often

@@ -1,9 +1,12 @@
 // Line charts over nodes or intensity: axes, lines with dots, one level, one best point. Every line
 // has its own dash and its own shape of dot, so that colour is never all there is.
+import { draw, set } from "./draw.js";
+import { make } from "./elements.js";
+
 const PLOT = { left: 46, right: 12, top: 12, bottom: 34, high: 230 };
 const SHAPES = ["circle", "square", "diamond", "triangle"];
 
-function figureBox(title) {
+export function figureBox(title) {
   const box = make("section", "tune-card");
   const heading = make("h3", "", title);
   const words = make("p", "tune-words");
@@ -15,7 +18,7 @@ function figureBox(title) {
 
 // spec: {x: axis, y: axis, lines: [{name, points, dots, line}], level: {at, name}, best, label}
 // axis: {name, low, high, log, ticks: [[value, text]]}
-function plot(figure, spec) {
+export function plot(figure, spec) {
   const wide = Math.round(figure.box.clientWidth - 28);
   if (wide < 120) return;
   const key = `${wide}|${JSON.stringify(spec)}`;
@@ -95,14 +98,14 @@ function dotAt(shape, x, y) {
 }
 
 // 1, 2, 4 ... up to the largest number of nodes.
-function nodeAxis(most) {
+export function nodeAxis(most) {
   const ticks = [];
   for (let nodes = 1; nodes <= most; nodes *= 2) ticks.push([nodes, String(nodes)]);
   return { name: "nodes, root counted", low: 1, high: Math.max(most, 2), log: true, ticks };
 }
 
 // Rises from `low` in four or five round steps.
-function valueAxis(name, values, low) {
+export function valueAxis(name, values, low) {
   const most = Math.max(...values, low + 0.1);
   const rough = (most - low) / 4;
   const unit = 10 ** Math.floor(Math.log10(rough));
@@ -113,6 +116,6 @@ function valueAxis(name, values, low) {
   return { name, low, high: ticks.at(-1)[0], ticks };
 }
 
-function figureText(value, digits) {
+export function figureText(value, digits) {
   return Number(value.toFixed(digits ?? 2)).toLocaleString("en");
 }

@@ -1,37 +1,41 @@
 // The clock of the race: this machine's, or a named GPU's. A recording stays as it was measured;
 // `modelled` gives the same steps the times of that GPU. The Chat tab keeps the GPU (pace.js).
+import { blockOf } from "./block.js";
+import { result, retime } from "./compare.js";
+import { choiceOf, make, say } from "./elements.js";
+import { gpuChoices, modelledWords, slowWords, slowness } from "./gpu.js";
+import { pace, paceMode, setPace } from "./pace.js";
+import { page } from "./page.js";
+
+const { trigger } = blockOf("compare");
 const RACE_CLOCKS = [["here", "this machine's clock"], ["gpu", "as a GPU would"]];
-const raceBox = make("div", "race-clock");
+export const raceBox = make("div", "race-clock");
 const raceGpu = make("div", "gpu-choices");
 const raceWords = make("p", "race-words");
 const raceChoice = choiceOf("Clock of the race", RACE_CLOCKS, "here", (kind) => {
   raceKind = kind;
   meetPace();
 });
-const chooseRaceGpu = gpuChoices(raceGpu, paceNow(), (change) => window.medusaPace?.set(change));
+const chooseRaceGpu = gpuChoices(raceGpu, pace, setPace);
 let raceKind = null; // null: as the Chat tab shows its answers
 let chatMode = null;
 let toldPace = "";
 raceBox.append(raceChoice, raceGpu, raceWords);
 
-function paceNow() {
-  return window.medusaPace?.now() || storedPace();
-}
-
-function isGpuClock() {
-  return (raceKind || window.medusaPace?.mode()) === "gpu";
+export function isGpuClock() {
+  return (raceKind || paceMode()) === "gpu";
 }
 
 // How many times slower than its clock the race is shown.
-function stretch() {
-  return isGpuClock() ? slowness(paceNow()) : 1;
+export function stretch() {
+  return isGpuClock() ? slowness(pace) : 1;
 }
 
 // The Chat tab's pace is another now, or the clock was chosen here.
-function meetPace() {
-  const mode = window.medusaPace?.mode();
+export function meetPace() {
+  const mode = paceMode();
   if (mode !== chatMode && chatMode !== null) raceKind = null;
-  chatMode = mode ?? null;
+  chatMode = mode;
   tellRacePace();
   drawRaceClock();
   retime();
@@ -39,16 +43,16 @@ function meetPace() {
 
 // What the server must know: how many nodes the next comparison drafts in every step.
 function tellRacePace() {
-  if (!window.medusaModel) return; // it knows what is usual
+  if (!page.model) return; // it knows what is usual
   const paced = isGpuClock();
-  const told = { paced, nodes: paced ? paceNow().nodes : null };
+  const told = { paced, nodes: paced ? pace.nodes : null };
   if (JSON.stringify(told) === toldPace) return;
   toldPace = JSON.stringify(told);
   trigger("pace", { ...told, order: performance.now() });
 }
 
-function drawRaceClock() {
-  const of = paceNow();
+export function drawRaceClock() {
+  const of = pace;
   raceChoice.value = isGpuClock() ? "gpu" : "here";
   raceGpu.hidden = !isGpuClock();
   for (const name in chooseRaceGpu) chooseRaceGpu[name].value = of[name];
@@ -69,42 +73,8 @@ function ownRaceWords() {
 
 // The words that stand beside modelled figures.
 function gpuWords(of) {
-  const whose = result ? result.whose : window.medusaModel?.isDemo ? "demo" : "model";
+  const whose = result ? result.whose : page.model?.isDemo ? "demo" : "model";
   return modelledWords(of, whose);
 }
 
-// The result with the times of that GPU.
-function modelled(found, of) {
-  const sides = found.sides.map((side) => modelledSide(side, of));
-  const [plain, drafted] = sides;
-  const speedup = plain.rate && drafted.rate ? drafted.rate / plain.rate : null;
-  const overhead = speedup === null ? null : drafted.step_ms / plain.step_ms;
-  const made = { ...found, sides, speedup, overhead, is_slower: speedup !== null && speedup < 1 };
-  return { ...made, verdict: speedup === null ? found.verdict : modelledVerdict(made, of) };
-}
-
-function modelledSide(side, of) {
-  let ms = gpuMs(of, 1); // of the prompt
-  const frames = side.frames.map(([, text, tokens, nodes]) => {
-    ms += nodes ? gpuMs(of, nodes) : 0;
-    return [ms, text, tokens];
-  });
-  const first = gpuMs(of, 1);
-  const step = side.steps ? (ms - first) / side.steps : null;
-  const rate = step && side.per_step ? (side.per_step / step) * 1000 : null;
-  return { ...side, frames, first_ms: first, total_ms: ms, step_ms: step, rate };
-}
-
-function modelledVerdict({ sides, speedup, overhead, acceleration_rate, hedge }, of) {
-  const name = sides[1].name;
-  const where = `on an ${of.gpu} (${of.size}, ${of.precision})`;
-  if (speedup >= 1) {
-    return `${name} would be ${number(speedup, 2)}× as fast as plain decoding ${where}.${hedge}`;
-  }
-  const cost = `A step costs ${number(overhead, 2)} plain steps`;
-  const gives = `gives ${number(acceleration_rate, 2)} tokens`;
-  const ratio = `${number(speedup, 2)}×`;
-  return `${name} would be slower than plain decoding ${where}: ${ratio}. ${cost} and ${gives}.${hedge}`;
-}
-
-window.addEventListener("medusa-pace", meetPace);
+for (const name of ["medusa-pace", "medusa-model"]) window.addEventListener(name, meetPace);

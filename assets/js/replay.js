@@ -1,9 +1,15 @@
 // The clock of a replay, and its controls: play, restart, speed, scrubber. Where less motion is wanted,
 // only the scrubber stays.
+import { blockOf } from "./block.js";
+import { button, make, say, withRole } from "./elements.js";
+import { lanes, show } from "./lanes.js";
+import { stretch } from "./race.js";
+
+const { root } = blockOf("compare");
 const SPEEDS = [[1, "1×"], [0.5, "½×"], [0.25, "¼×"]];
 const NOTCHES = 200; // of the scrubber
-const still = matchMedia("(prefers-reduced-motion: reduce)");
-const controls = withRole(make("div", "replay"), "group", "Replay");
+export const still = matchMedia("(prefers-reduced-motion: reduce)");
+export const controls = withRole(make("div", "replay"), "group", "Replay");
 const play = button("play", "Play", () => (playing ? pause() : start()));
 const again = button("again", "Restart", () => {
   seek(0);
@@ -13,8 +19,8 @@ const speeds = withRole(make("div", "speeds"), "group", "Speed of the replay");
 const scrub = make("input", "scrub");
 const clock = make("span", "clock");
 
-let at = 0; // milliseconds on the race's clock
-let end = 0;
+export let at = 0; // milliseconds on the race's clock
+export let end = 0;
 let speed = 1;
 let playing = false;
 let before = 0; // time stamp of the last frame
@@ -34,7 +40,7 @@ for (const [factor, label] of SPEEDS) {
 }
 controls.append(play, again, speeds, scrub, clock);
 
-function seconds(ms) {
+export function seconds(ms) {
   return `${(ms / 1000).toFixed(2)} s`;
 }
 
@@ -54,7 +60,7 @@ function tick(now) {
   else requestAnimationFrame(tick);
 }
 
-function start() {
+export function start() {
   if (still.matches || !lanes.length) return;
   if (at >= end) seek(0);
   playing = true;
@@ -63,15 +69,19 @@ function start() {
   requestAnimationFrame(tick);
 }
 
-function pause() {
+export function pause() {
   playing = false;
   say(play, at >= end ? "Play again" : "Play");
 }
 
-function seek(ms) {
+export function seek(ms) {
   at = Math.min(end, Math.max(0, ms));
   draw();
   if (!playing) say(play, at >= end ? "Play again" : "Play");
+}
+
+export function setEnd(ms) {
+  end = ms;
 }
 
 function setSpeed(factor) {

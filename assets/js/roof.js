@@ -1,5 +1,11 @@
 // Appendix G's hardware model: the roofline with the operators of a plain and of a tree step, and
 // overhead and speedup over the nodes. The value is one JSON object.
+import { blockOf } from "./block.js";
+import { make, say, withRole } from "./elements.js";
+import { count } from "./format.js";
+import { figureBox, figureText, nodeAxis, plot, valueAxis } from "./plot.js";
+
+const { root, onValue } = blockOf("roof");
 const answer = withRole(make("p", "tune-strong"), "status");
 const roofline = figureBox("Roofline");
 const overhead = figureBox("Overhead and speedup");

@@ -1,7 +1,13 @@
 // One row of the list of conversations: opened, renamed in place, deleted and brought back. Text by
 // textContent.
+import { blockOf } from "./block.js";
+import { choose, drawList, field, list } from "./conversations.js";
+import { side } from "./drawer.js";
+import { button, icon, make, withRole } from "./elements.js";
+
+const { trigger } = blockOf("conversations");
 const UNDO_MS = 10000;
-const UNTITLED = "New chat";
+export const UNTITLED = "New chat";
 const TITLES = { rename: "Rename", save: "Save as a Markdown file", delete: "Delete" };
 const ICONS = {
   rename: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
@@ -9,7 +15,7 @@ const ICONS = {
   delete: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
 };
 const toast = withRole(make("div", "toast"), "status");
-const gone = new Set(); // ids of what was deleted here, before and after the server says so
+export const gone = new Set(); // ids of what was deleted here, before and after the server says so
 const offered = new Map(); // id -> title: what the toast brings back
 let fading = 0; // the timer of the toast
 
@@ -21,7 +27,7 @@ function iconButton(name, label, act) {
   return node;
 }
 
-function drawRow(known) {
+export function drawRow(known) {
   const { item, row } = known;
   const [id, title, , isRunning, excerpt] = row;
   const open = make("a", "chat-row-open");
@@ -54,7 +60,7 @@ function drawRow(known) {
 }
 
 // In place: Enter or leaving keeps it, Escape does not; nothing gives the first message's title back.
-function rename(known) {
+export function rename(known) {
   const [id, title] = known.row;
   const line = make("input", "chat-row-name");
   let isOver = false;
@@ -86,7 +92,7 @@ function rename(known) {
   line.select();
 }
 
-function drop(known) {
+export function drop(known) {
   const [id, title] = known.row;
   const next = known.item.nextElementSibling || known.item.previousElementSibling;
   trigger("delete_conversation", { id });

@@ -1,5 +1,9 @@
 // Text that is selected in the answer that comes stays selected: Gradio draws its Markdown anew while
 // it grows, and at the end in the conversation. It is found again by how much text stands before it.
+import { range } from "./align.js";
+import { whenDrawn } from "./drawn.js";
+import { liveText } from "./tint.js";
+
 let selected = null; // {from, to, text, before}: behind how many rows
 
 function answers() {

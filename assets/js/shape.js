@@ -1,8 +1,14 @@
 // The tree in use, without a step: each node's rank among its head's predictions, and the chance
 // that the whole path to it is what comes. Beside it the same tree as its attention mask.
+import { draw, set } from "./draw.js";
+import { button, make, say, scrollRegion, withRole } from "./elements.js";
+import { percent } from "./format.js";
+import { makeMask } from "./mask.js";
+import { CHIP, LINE, ROW, TOP, branch, places } from "./places.js";
+
 const CHIP_GAP = 20;
 
-function treeCard() {
+export function treeCard(pen) {
   const card = make("section", "tune-card wide");
   const heading = make("h3", "", "The tree in use");
   const facts = make("p", "tune-strong");
@@ -10,7 +16,8 @@ function treeCard() {
   const views = withRole(make("div", "tune-views"), "group", "How the tree is drawn");
   const scroll = scrollRegion("shape-scroll", "The tree in use, scrollable");
   const svg = draw("svg", { class: "tree shape", role: "img", "aria-label": "nothing is drawn yet" });
-  const shape = { card, facts, words, views, scroll, svg, isMask: false, drawn: "" };
+  const mask = makeMask(pen);
+  const shape = { mask, card, facts, words, views, scroll, svg, isMask: false, drawn: "" };
   const buttons = ["Tree", "Mask"].map((name) =>
     button("", name, () => {
       shape.isMask = name === "Mask";
@@ -20,12 +27,12 @@ function treeCard() {
   );
   shape.buttons = buttons;
   views.append(...buttons);
-  card.append(heading, facts, words, views, scroll, maskBox);
-  maskScroll.setAttribute("aria-label", "Attention mask of the tree, scrollable");
+  card.append(heading, facts, words, views, scroll, mask.box);
+  mask.scroll.setAttribute("aria-label", "Attention mask of the tree, scrollable");
   return shape;
 }
 
-function drawShape(shape, tree) {
+export function drawShape(shape, tree) {
   shape.tree = tree;
   const wide = Math.round(shape.card.clientWidth - 28);
   if (wide < 120) return;
@@ -37,9 +44,9 @@ function drawShape(shape, tree) {
   say(shape.words, `Why: ${tree.reason}.`);
   shape.buttons.forEach((pick, place) => pick.setAttribute("aria-pressed", String(shape.isMask === Boolean(place))));
   shape.scroll.hidden = shape.isMask || tree.nodes < 2;
-  maskBox.hidden = !shape.isMask || tree.nodes < 2;
+  shape.mask.box.hidden = !shape.isMask || tree.nodes < 2;
   shape.views.hidden = tree.nodes < 2;
-  if (shape.isMask) drawShapeMask(tree, wide);
+  if (shape.isMask) drawShapeMask(shape.mask, tree, wide);
   else drawShapeTree(shape, tree, wide);
 }
 
@@ -94,7 +101,7 @@ function topNodes(tree) {
     .join(", ");
 }
 
-function drawShapeMask(tree, wide) {
+function drawShapeMask(mask, tree, wide) {
   const step = {
     parent: tree.parent,
     text: tree.parent.map((_, node) => (node ? pathName(tree, node).replaceAll(" #", ".").slice(1) : "root")),
@@ -102,11 +109,11 @@ function drawShapeMask(tree, wide) {
     prefix: null,
     index: 0,
   };
-  drawMask({ answer: JSON.stringify(tree.parent) }, step, wide);
+  mask.draw({ answer: JSON.stringify(tree.parent) }, step, wide);
   const words =
     `One pass checks all ${tree.nodes} nodes: every row is a query, every filled cell a key it ` +
     "sees. Each node sees the text before the tree and its own ancestors only, and its position is " +
     "the text's end plus its depth. 1.2 is head 1's first prediction, then head 2's second.";
-  say(maskNote, words);
-  maskSvg.setAttribute("aria-label", `Attention mask of ${tree.name}: ${tree.nodes} nodes`);
+  say(mask.note, words);
+  mask.svg.setAttribute("aria-label", `Attention mask of ${tree.name}: ${tree.nodes} nodes`);
 }

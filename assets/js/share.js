@@ -1,5 +1,10 @@
 // The Share button and its dialog. The value is what the owner may see; guests get an empty one.
 // The server makes the link; it arrives here with the next status.
+import { blockOf } from "./block.js";
+import { button, choiceOf, make, withRole } from "./elements.js";
+import { counted } from "./format.js";
+
+const { root, trigger, onValue } = blockOf("share");
 const opener = button("tool named", "Share", () => {
   drawDialog();
   dialog.showModal();

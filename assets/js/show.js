@@ -1,23 +1,28 @@
 // An answer that is shown slower than it comes: a stage between its stream and the blocks that draw
-// it. Text and tree go on by one step index, at the pace of window.medusaPace (pace.js). The stream
+// it. Text and tree go on by one step index, at the pace of pace.js. The stream
 // brings {answer, since, begin, thought, steps: [[text, view, reasoning]], ended, tail}.
+import { blockOf } from "./block.js";
+import { paceMode, paceOf } from "./pace.js";
+import { tell } from "./page.js";
+import { dueBy } from "./reel.js";
+import { setSaid } from "./said.js";
+import { store, stored } from "./stored.js";
+
+const { trigger } = blockOf("next");
 const SHOWN_KEY = "medusa-chat-shown";
 const LOOK = 30; // ms between two looks at the clock
-const ASLEEP = 500; // ms: the tab slept, it goes on from here
 const SURE = 4; // steps from which it is known whether this machine keeps the pace
 let reel = null;
 let before = { answer: null, doneAt: 0 }; // the reel that ended: a stream that begins anew goes on there
 
-function timeNow() {
-  return window.medusaClock ? window.medusaClock() : performance.now();
-}
+export const stage = { now: () => performance.now() }; // ms; a test has a clock of its own
 
 function beginReel(line) {
   if (reel) clearInterval(reel.timer);
   const resumed = shownBefore(line.answer);
   reel = {
     ...{ answer: line.answer, steps: [], at: -1, ended: false, tail: "", whole: "", panel: null },
-    ...{ doneAt: before.answer === line.answer ? before.doneAt : timeNow(), resumed, isPaused: false, isSkipped: false, isBehind: false, isOver: false },
+    ...{ doneAt: before.answer === line.answer ? before.doneAt : stage.now(), resumed, isPaused: false, isSkipped: false, isBehind: false, isOver: false },
     timer: setInterval(pump, LOOK),
   };
   addThought(line.thought);
@@ -25,7 +30,17 @@ function beginReel(line) {
   tellReel();
 }
 
-function endReel() {
+export function isReeling() {
+  return Boolean(reel);
+}
+
+// What the panel shows beside its steps.
+export function setReelPanel(line, panel) {
+  if (reel?.answer !== line.answer) beginReel(line);
+  reel.panel = panel;
+}
+
+export function endReel() {
   if (!reel) return;
   clearInterval(reel.timer);
   const { answer, doneAt, isBehind, isOver } = reel;
@@ -34,7 +49,7 @@ function endReel() {
   if (isBehind && isOver) tell("medusa-replay");
 }
 
-function takeReel(line) {
+export function takeReel(line) {
   if (!reel || reel.answer !== line.answer) beginReel(line);
   reel.steps.push(...line.steps.slice(reel.steps.length - line.since));
   reel.ended = line.ended;
@@ -46,7 +61,7 @@ function takeReel(line) {
 // At the clock of a GPU that is faster than this machine the steps would stutter: they are shown as
 // they come, and replayed at the end.
 function noticeSpeed() {
-  if (reel.isBehind || reel.steps.length < SURE || window.medusaPace?.mode() !== "gpu") return;
+  if (reel.isBehind || reel.steps.length < SURE || paceMode() !== "gpu") return;
   const mine = reel.steps.reduce((sum, [, view]) => sum + view.ms, 0);
   const theirs = reel.steps.reduce((sum, step) => sum + pauseOf(step), 0);
   if (mine <= theirs) return;
@@ -55,41 +70,28 @@ function noticeSpeed() {
 }
 
 function pauseOf([, view]) {
-  return window.medusaPace ? window.medusaPace.of(view.nodes, view.ms) : 0;
+  return paceOf(view.nodes, view.ms);
 }
 
 function isRushed() {
-  const mode = window.medusaPace?.mode();
-  return reel.isSkipped || reel.isBehind || !mode || mode === "full";
+  const mode = paceMode();
+  return reel.isSkipped || reel.isBehind || mode === "full";
 }
 
 // Shows what is due by now.
 function pump() {
   if (!reel || reel.isOver) return;
-  const [now, last] = [timeNow(), reel.steps.length - 1];
+  const [now, last] = [stage.now(), reel.steps.length - 1];
   let to = Math.max(reel.at, Math.min(last, reel.resumed));
   if (isRushed()) to = last;
   else if (reel.isPaused) reel.doneAt = now;
-  else to = dueBy(now, to, last);
+  else to = dueBy(reel, now, to, pauseOf, paceMode() === "step");
   if (to > reel.at) showUpTo(to);
   if (reel.ended && reel.at === last && (isRushed() || isLastSeen(now))) finishReel();
 }
 
-function dueBy(now, from, last) {
-  let to = from;
-  while (to < last) {
-    const pause = to < 0 && window.medusaPace.mode() === "step" ? 0 : pauseOf(reel.steps[to + 1]);
-    const due = reel.doneAt + pause;
-    if (due > now) return to;
-    reel.doneAt = now - due > ASLEEP ? now : due;
-    to++;
-  }
-  if (!reel.ended) reel.doneAt = Math.max(reel.doneAt, now - LOOK);
-  return to;
-}
-
 function isLastSeen(now) {
-  const isByHand = window.medusaPace.mode() === "step";
+  const isByHand = paceMode() === "step";
   return isByHand || !reel.steps.length || now >= reel.doneAt + pauseOf(reel.steps[reel.at]);
 }
 
@@ -154,7 +156,7 @@ function shownBefore(answer) {
 
 // ---- what is asked of it: by the play button, the keys, Stop, and a message that waits ----
 
-window.medusaShow = {
+export const show = {
   isOn: () => Boolean(reel) && !reel.isOver,
   look: pump, // at the clock, now
   received: () => Boolean(reel?.ended),

@@ -1,5 +1,9 @@
 // The line at the top: the first facts of the model, and a list of all; or one sentence. Text goes in by textContent only,
 // and only what changed is touched: an open list stays open, a screen reader hears sentences only.
+import { blockOf } from "./block.js";
+import { button, make, say, withRole } from "./elements.js";
+
+const { root, trigger, onValue, every } = blockOf("status");
 const bar = make("div", "status-line");
 const sentence = withRole(make("span", "sentence"), "status");
 const facts = make("dl", "facts");

@@ -1,96 +1,69 @@
 // Which step is shown, and where it comes from: what was received is kept, the rest asked for.
+import { hideCard } from "./card.js";
+import { LARGEST, panel, root, schedule, trigger } from "./panel.js";
+import { learnFrom, nothingKnown } from "./known_steps.js";
+import { emptyChart } from "./rates.js";
+import { show } from "./show.js";
+import { stopPlay } from "./timeline.js";
+import { hideTip } from "./walk.js";
+
 const KEPT_STEPS = 600;
 const PATIENCE = 4000; // ms until a step that did not come is asked for again
 
-function goTo(step) {
-  if (!data || !data.figures.steps) return;
-  pinned = Math.max(0, Math.min(data.figures.steps - 1, step));
-  if (!play) isScrolledByHand = false;
-  if (asked && asked.step !== pinned) hideCard();
-  if (steps.has(pinned)) shown = steps.get(pinned);
+export function goTo(step) {
+  if (!panel.data?.figures.steps) return;
+  panel.pinned = Math.max(0, Math.min(panel.data.figures.steps - 1, step));
+  if (!panel.play) panel.isScrolledByHand = false;
+  if (panel.asked && panel.asked.step !== panel.pinned) hideCard();
+  if (panel.steps.has(panel.pinned)) panel.shown = panel.steps.get(panel.pinned);
   else request();
   schedule();
 }
 
-function goLive() {
+export function goLive() {
   stopPlay();
   hideCard();
-  pinned = null;
-  if (live) shown = live;
-  if (flying) flying.isDropped = true;
-  if (!window.medusaShow?.isOn()) trigger("pick", { step: null, answer: data ? data.answer : null });
+  panel.pinned = null;
+  if (panel.live) panel.shown = panel.live;
+  if (panel.flying) panel.flying.isDropped = true;
+  if (!show.isOn()) trigger("pick", { step: null, answer: panel.data ? panel.data.answer : null });
   schedule();
 }
 
 // One request at a time: a drag over a hundred bars asks for as many as the server can give.
-function request() {
-  if ((flying && !flying.isDropped) || window.medusaShow?.isOn()) return;
-  const mine = (flying = { step: pinned });
-  trigger("pick", { step: pinned, answer: data.answer });
+export function request() {
+  if ((panel.flying && !panel.flying.isDropped) || show.isOn()) return;
+  const mine = (panel.flying = { step: panel.pinned });
+  trigger("pick", { step: panel.pinned, answer: panel.data.answer });
   setTimeout(() => {
-    if (flying !== mine) return; // it came
-    flying = null;
-    if (pinned !== null && !steps.has(pinned) && element.isConnected) request();
+    if (panel.flying !== mine) return; // it came
+    panel.flying = null;
+    if (panel.pinned !== null && !panel.steps.has(panel.pinned) && root.isConnected) request();
   }, PATIENCE);
 }
 
-function keep(step) {
+export function keep(step) {
   if (!step) return;
-  steps.delete(step.index);
-  steps.set(step.index, step);
-  if (steps.size > KEPT_STEPS) steps.delete(steps.keys().next().value);
+  panel.steps.delete(step.index);
+  panel.steps.set(step.index, step);
+  if (panel.steps.size > KEPT_STEPS) panel.steps.delete(panel.steps.keys().next().value);
 }
 
-function forget() {
+export function forget() {
   stopPlay();
-  [pinned, flying, shown, live, shape] = [null, null, null, null, null];
-  [widest, largest, asIf, isScrolledByHand] = [0, LARGEST, null, false];
-  known = { bars: [], times: [], nodes: [], ends: [] };
-  steps = new Map();
-  chart = emptyChart();
-  line = { total: 0, pitch: 14, now: 0, from: 0 };
-  scrolled = 0;
+  [panel.pinned, panel.flying, panel.shown, panel.live, panel.shape] = [null, null, null, null, null];
+  [panel.widest, panel.largest, panel.asIf, panel.isScrolledByHand] = [0, LARGEST, null, false];
+  panel.known = nothingKnown();
+  panel.steps = new Map();
+  panel.chart = emptyChart();
+  panel.line = { total: 0, pitch: 14, now: 0, from: 0 };
+  panel.scrolled = 0;
   hideCard();
   hideTip();
 }
 
-function learn(next) {
-  let end = next.at;
-  if (!next.first) known.begin = next.at;
-  if (next.bars.length && next.first < chart.next && known.bars[next.first] === undefined)
-    chart = emptyChart();
-  next.bars.forEach((tokens, place) => {
-    known.bars[next.first + place] = tokens;
-    known.times[next.first + place] = next.times[place];
-    known.nodes[next.first + place] = next.nodes[place];
-    known.ends[next.first + place] = end += next.lengths[place];
-  });
+export function learn(next) {
+  if (next.bars.length && next.first < panel.chart.next && panel.known.bars[next.first] === undefined)
+    panel.chart = emptyChart();
+  learnFrom(panel.known, next);
 }
-
-// ---- from the words of the answer (hover.js) ----
-
-window.medusaWords = {
-  isShown: (answer) => data?.answer === answer && Boolean(data.ended),
-  // The step that a character of the answer's text came in: {step, from, to}, or null. What stands
-  // before the first step came with the prompt.
-  stepAt(at) {
-    const step = known.ends.findIndex((end) => at < end);
-    const from = step > 0 ? known.ends[step - 1] : known.begin;
-    if (step < 0 || from === undefined || at < from) return null;
-    return { step, from, to: known.ends[step] };
-  },
-  point(step) {
-    const before = barRow.querySelector(".pointed");
-    before?.classList.remove("pointed");
-    if (step === null) return before && hideTip();
-    const bar = barRow.querySelector(`[data-step="${step}"]:not([display])`);
-    bar?.classList.add("pointed");
-    const row = bars.getBoundingClientRect();
-    const left = bar ? bar.getBoundingClientRect().left : row.left;
-    showTip({ left, top: row.top, bottom: innerHeight }, stepWords(known, step, line.total), []);
-  },
-  go(step) {
-    stopPlay();
-    goTo(step);
-  },
-};

@@ -1,5 +1,5 @@
 // What this browser keeps, in localStorage or sessionStorage. One that keeps nothing goes on without.
-function store(place, key, value) {
+export function store(place, key, value) {
   try {
     window[place].setItem(key, value);
   } catch {
@@ -7,4 +7,10 @@ function store(place, key, value) {
   }
 }
 
-const stored = window.medusaKept; // first.js
+export function stored(place, key) {
+  try {
+    return window[place].getItem(key);
+  } catch {
+    return null;
+  }
+}

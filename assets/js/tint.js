@@ -1,6 +1,16 @@
 // Text tinted by the tokens that came in one step, with the CSS Custom Highlight API: the DOM stays
 // as it is, so a copy is clean. The value says which rows of the conversation have pieces, and
 // brings the pieces this tab does not have: {"rows": [[row, key]], "new": {key: [tokens, text]}}.
+import { align, range, textNodes } from "./align.js";
+import { blockOf } from "./block.js";
+import { whenDrawn } from "./drawn.js";
+import { inNextFrame, make } from "./elements.js";
+import { reach } from "./hover.js";
+import { store, stored } from "./stored.js";
+import { showTyped } from "./typed.js";
+import "./selected.js";
+
+const { root, onValue } = blockOf("tint");
 const KEY = "medusa-chat-tint";
 const LEVELS = 5; // the last one: that many or more
 
@@ -22,9 +32,9 @@ legend.setAttribute("aria-hidden", "true");
 
 const has = typeof Highlight === "function" && CSS.highlights;
 const levels = [];
-const known = new Map(); // key -> pieces
+export const known = new Map(); // key -> pieces
 const drawn = new Map(); // an element -> {ranges, key, size} of its tint
-let rows = [];
+export let rows = [];
 let livePieces = [];
 let liveAt = 0;
 let liveCost = 0;
@@ -101,7 +111,7 @@ function drawRows() {
   for (const target of [...drawn.keys()]) if (!wanted.has(target)) wipe(target);
 }
 
-function liveText() {
+export function liveText() {
   return document.querySelector("#live-text .md");
 }
 

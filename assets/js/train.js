@@ -1,4 +1,10 @@
 // The latest training in the Tune tab: how far it is, and its curves. The value is one JSON object.
+import { blockOf } from "./block.js";
+import { button, make, say, withRole } from "./elements.js";
+import { percent } from "./format.js";
+import { figureBox, plot, valueAxis } from "./plot.js";
+
+const { root, trigger, onValue } = blockOf("train");
 const card = make("section", "tune-card wide");
 const where = make("p", "tune-words");
 const text = withRole(make("p", "tune-strong"), "status");
@@ -34,7 +40,7 @@ function drawCurves(view) {
     label: `Loss by step: ${view.loss[0][1]} at first, ${last[1]} at step ${last[0]}`,
   });
   const heads = view.top1.map((points, head) => ({ name: `head ${head + 1}`, points, ends: String(head + 1) }));
-  const held = view.held.map((points) => points).flat();
+  const held = view.held.flat();
   const all = heads.concat({ name: "held out", points: held, line: false, dots: true });
   say(top1.words, "How often it is the token: in what is learnt, and held out (dots).");
   plot(top1, {

@@ -1,31 +1,31 @@
 // One click that downloads a model, switches to it, and has it answer. It is asked for in the Chat
 // tab or in a row of the Models tab, begun by the rows, and ended by the card of the load.
+let tried = null; // {id, stage}
+
 function openTab(name) {
   const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
   tabs.find((tab) => tab.textContent.trim() === name)?.click();
 }
 
-function askTry(id) {
-  window.medusaTry = { id, stage: "asked" };
+export function askTry(id) {
+  tried = { id, stage: "asked" };
   openTab("Models"); // where the load is seen, and can be cancelled
   window.dispatchEvent(new Event("medusa-try"));
 }
 
 // The model that is to be loaded now; once for each click.
-function takeTry() {
-  const tried = window.medusaTry;
+export function takeTry() {
   if (tried?.stage !== "asked") return null;
   tried.stage = "begun";
   return tried.id;
 }
 
 // What the card shows of a load. An outcome that stood there before the click is not its own.
-function followTry(view) {
-  const tried = window.medusaTry;
+export function followTry(view) {
   if (!tried || tried.stage === "asked") return;
   if (view.is_running) tried.stage = "running";
   else if (tried.stage === "running") {
-    window.medusaTry = null;
+    tried = null;
     if (view.stage === "done" && view.loaded?.name === tried.id) showAnswer();
   }
 }

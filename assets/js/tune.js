@@ -1,5 +1,14 @@
 // The Tune tab. The value is one JSON object; each card is drawn again only when its own part of it
 // has changed, so that focus stays. Texts go in by textContent only.
+import { blockOf } from "./block.js";
+import { make, say } from "./elements.js";
+import { count, percent } from "./format.js";
+import { drawHeat, heatCard } from "./heat.js";
+import { makePen, tokenFont } from "./measure.js";
+import { figureBox, figureText, nodeAxis, plot, valueAxis } from "./plot.js";
+import { drawShape, treeCard } from "./shape.js";
+
+const { root, trigger, onValue, every, isInSight } = blockOf("tune");
 const REFRESH_MS = 1000;
 const hollow = make("p", "tune-hollow");
 const guest = make("p", "tune-words tune-guest", "You look at this page as a guest: nothing here can be changed by you.");
@@ -7,7 +16,7 @@ const verdict = make("section", "tune-card wide tune-verdict");
 const title = make("h2", "");
 const best = make("p", "tune-strong");
 const heat = heatCard();
-const shape = treeCard();
+const shape = treeCard(makePen(tokenFont(10)));
 const tokens = figureBox("Tokens a step");
 const times = figureBox("Cost of a step");
 const gain = figureBox("Speedup by what was learnt");
@@ -113,7 +122,6 @@ function resize() {
   show();
 }
 
-pen.font = `10px ${getComputedStyle(root).getPropertyValue("--font-mono") || "monospace"}`;
 verdict.append(title, best);
 cards.forEach((card) => (card.hidden = true));
 guest.hidden = true;

@@ -1,6 +1,12 @@
 // Versions of a message: "‹ 2/3 ›" under it; a branch and the strips of answers. The value is {"rows": [[row,
 // version, of how many]], "strips": [[row, ...]] (byline.js)}; Gradio draws the rows, so these are put
 // back whenever it has drawn them anew.
+import { blockOf } from "./block.js";
+import { drawByline, strips } from "./byline.js";
+import { whenDrawn } from "./drawn.js";
+import { button, inNextFrame, make, withRole } from "./elements.js";
+
+const { root, trigger, onValue } = blockOf("versions");
 let wanted = new Map(); // row -> [version, of]
 
 function control(row, version, count) {
@@ -72,11 +78,12 @@ function draw() {
 function take(line) {
   if (!line) return;
   wanted = new Map(line.rows.map(([row, ...state]) => [row, state]));
-  strips = new Map(line.strips.map(([row, ...made]) => [row, made]));
+  strips.clear();
+  for (const [row, ...made] of line.strips) strips.set(row, made);
   draw();
 }
 
-const conversation = element.closest("#conversation");
+const conversation = root.closest("#conversation");
 const drawSoon = inNextFrame(draw);
 whenDrawn("history", drawSoon);
 root.hidden = true;

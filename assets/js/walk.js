@@ -1,8 +1,16 @@
 // The nodes under the pointer and the keyboard: a tooltip at once, the card on a click or Enter.
+import { card, hideCard, openCard } from "./card.js";
+import { hide } from "./draw.js";
+import { bdi, make } from "./elements.js";
+import { box, nodes, tip } from "./frame.js";
+import { panel, root, schedule } from "./panel.js";
+import { goTo } from "./steps.js";
+import { judged } from "./whatif.js";
+import { tipLines } from "./words.js";
 
 // ---- tooltip ----
 
-function showTip(anchor, title, lines) {
+export function showTip(anchor, title, lines) {
   const name = make("b");
   name.append(bdi(title));
   tip.replaceChildren(name, ...lines.map((text) => make("span", "", text)));
@@ -16,30 +24,30 @@ function showTip(anchor, title, lines) {
   tip.style.top = `${isUnder ? anchor.bottom - at.top + 6 : above}px`;
 }
 
-function hideTip() {
-  hovered = null;
+export function hideTip() {
+  panel.hovered = null;
   hide(tip, true);
 }
 
-function tellNode(node) {
-  const chip = chips[node];
-  if (node === quiet || !chip || !shown || !shown.parent) return hideTip();
-  hovered = node;
-  const title = `${shown.text[node]}`;
-  const lines = tipLines(data, judged(shown), node);
+export function tellNode(node) {
+  const chip = panel.chips[node];
+  if (node === panel.quiet || !chip || !panel.shown || !panel.shown.parent) return hideTip();
+  panel.hovered = node;
+  const title = `${panel.shown.text[node]}`;
+  const lines = tipLines(panel.data, judged(panel.shown), node);
   showTip(chip.group.getBoundingClientRect(), title, [...lines, "click or Enter: both top 10s"]);
 }
 
 function nodeOf(target) {
-  const group = target.closest && target.closest("[data-node]");
+  const group = target.closest?.("[data-node]");
   return group ? Number(group.dataset.node) : null;
 }
 
 nodes.addEventListener("pointermove", (event) => {
   if (event.pointerType === "touch" || !(event.movementX || event.movementY)) return;
   const node = nodeOf(event.target);
-  if (node !== quiet) quiet = null;
-  if (node !== null && node !== hovered) tellNode(node);
+  if (node !== panel.quiet) panel.quiet = null;
+  if (node !== null && node !== panel.hovered) tellNode(node);
 });
 nodes.addEventListener("pointerout", (event) => {
   if (!nodes.contains(event.relatedTarget)) hideTip();
@@ -53,46 +61,46 @@ box.addEventListener("focusout", hideTip);
 // ---- the card, by click and by keyboard ----
 
 function choose(node) {
-  if (!shown || !shown.parent) return;
-  quiet = node; // its card says it all
+  if (!panel.shown?.parent) return;
+  panel.quiet = node; // its card says it all
   hideTip();
   focusOn(node);
-  if (pinned !== shown.index) goTo(shown.index);
-  openCard(data, shown, node);
+  if (panel.pinned !== panel.shown.index) goTo(panel.shown.index);
+  openCard(panel.data, panel.shown, node);
   schedule();
-  requestAnimationFrame(() => chips[node]?.group.scrollIntoView({ block: "nearest" }));
+  requestAnimationFrame(() => panel.chips[node]?.group.scrollIntoView({ block: "nearest" }));
 }
 
 function focusOn(node) {
-  if (!chips[node]) return;
-  if (chips[active]) chips[active].group.setAttribute("tabindex", "-1");
-  active = node;
-  chips[node].group.setAttribute("tabindex", "0");
-  chips[node].group.focus({ preventScroll: true });
-  chips[node].group.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (!panel.chips[node]) return;
+  if (panel.chips[panel.active]) panel.chips[panel.active].group.setAttribute("tabindex", "-1");
+  panel.active = node;
+  panel.chips[node].group.setAttribute("tabindex", "0");
+  panel.chips[node].group.focus({ preventScroll: true });
+  panel.chips[node].group.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
-closeCard = () => {
+panel.closeCard = () => {
   hideCard();
-  quiet = null;
+  panel.quiet = null;
   schedule();
-  if (chips[active]) chips[active].group.focus({ preventScroll: true });
+  if (panel.chips[panel.active]) panel.chips[panel.active].group.focus({ preventScroll: true });
 };
 
 function neighbour(key) {
-  const from = chips[active];
-  const others = chips.map((_, node) => node).filter((node) => chips[node]);
-  if (key === "ArrowLeft") return active === 0 ? null : shown.parent[active];
+  const from = panel.chips[panel.active];
+  const others = panel.chips.map((_, node) => node).filter((node) => panel.chips[node]);
+  if (key === "ArrowLeft") return panel.active === 0 ? null : panel.shown.parent[panel.active];
   if (key === "ArrowRight") {
-    const below = others.filter((node) => shown.parent[node] === active);
-    return below.find((node) => shown.state[node] === "a") ?? below[0];
+    const below = others.filter((node) => panel.shown.parent[node] === panel.active);
+    return below.find((node) => panel.shown.state[node] === "a") ?? below[0];
   }
   if (key === "Home") return 0;
-  if (key === "End") return others.filter((node) => shown.state[node] === "a").at(-1);
+  if (key === "End") return others.filter((node) => panel.shown.state[node] === "a").at(-1);
   const side = key === "ArrowDown" ? 1 : -1;
   return others
-    .filter((node) => chips[node].depth === from.depth && (chips[node].row - from.row) * side > 0)
-    .sort((a, b) => (chips[a].row - chips[b].row) * side)[0];
+    .filter((node) => panel.chips[node].depth === from.depth && (panel.chips[node].row - from.row) * side > 0)
+    .sort((a, b) => (panel.chips[a].row - panel.chips[b].row) * side)[0];
 }
 
 nodes.addEventListener("click", (event) => {
@@ -100,13 +108,13 @@ nodes.addEventListener("click", (event) => {
   if (node !== null) choose(node);
 });
 nodes.addEventListener("keydown", (event) => {
-  if (!shown || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "Enter" || event.key === " ") choose(active);
-  else if (event.key === "Escape" && !card.hidden) closeCard();
+  if (!panel.shown || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Enter" || event.key === " ") choose(panel.active);
+  else if (event.key === "Escape" && !card.hidden) panel.closeCard();
   else if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) {
     const to = neighbour(event.key);
     if (to !== null && to !== undefined) {
-      if (pinned !== shown.index) goTo(shown.index);
+      if (panel.pinned !== panel.shown.index) goTo(panel.shown.index);
       focusOn(to);
     }
   } else return;
@@ -116,5 +124,5 @@ nodes.addEventListener("keydown", (event) => {
 card.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   event.stopPropagation();
-  closeCard();
+  panel.closeCard();
 });

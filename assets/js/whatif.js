@@ -1,6 +1,7 @@
 // What would have passed with another ε or δ: the step that is shown, judged anew by the sliders'
-// values, without the model. The rule: p > min(ε, δ·exp(−H)), the longest path, then the likeliest.
-let asIf = null; // {epsilon, delta} while they differ from the answer's own
+// values, without the model.
+import { panel, schedule } from "./panel.js";
+import { judge } from "./rule.js";
 
 function sliderValue(id) {
   const input = document.querySelector(`#${id} input[type=range]`);
@@ -11,46 +12,15 @@ function readSliders() {
   const epsilon = sliderValue("epsilon");
   const isLocked = document.querySelector("#lock input")?.checked;
   const delta = isLocked && epsilon !== null ? Math.min(Math.sqrt(epsilon), 0.999) : sliderValue("delta");
-  const isOther = data && (Math.abs(epsilon - data.epsilon) > 1e-6 || Math.abs(delta - data.delta) > 1e-3);
-  asIf = epsilon !== null && delta !== null && isOther ? { epsilon, delta } : null;
+  const isOther = panel.data && (Math.abs(epsilon - panel.data.epsilon) > 1e-6 || Math.abs(delta - panel.data.delta) > 1e-3);
+  panel.asIf = epsilon !== null && delta !== null && isOther ? { epsilon, delta } : null;
   schedule();
 }
 
 // The step as it is drawn: as it was, unless it stands still and the sliders say otherwise.
-function judged(step) {
-  const isStill = pinned !== null || data.ended;
-  if (!asIf || !isStill || !step.parent || !isTypical(step) || !step.entropy || !step.p) return step;
-  const { epsilon, delta } = asIf;
-  const limits = step.entropy.map((h) => (h === null ? null : delta * Math.exp(-h)));
-  const threshold = limits.map((limit) => (limit === null ? null : Math.min(epsilon, limit)));
-  const margin = step.parent.map((parent, node) =>
-    node && threshold[parent] !== null && step.p[node] !== null
-      ? Math.max(-99, Math.min(99, Math.log(Math.max(step.p[node], 1e-45) / Math.max(threshold[parent], 1e-45))))
-      : null,
-  );
-  const taken = bestPath(step, (node) => margin[node] > 0);
-  const state = step.parent
-    .map((parent, node) => (taken.has(node) ? "a" : taken.has(parent) ? "r" : "u"))
-    .join("");
-  const binds = limits.map((limit) => (limit === null ? "-" : limit < epsilon ? "d" : "e")).join("");
-  return { ...step, threshold, margin, state, binds, accepted: taken.size - 1 };
-}
-
-function bestPath(step, passes) {
-  const depth = [0];
-  const worth = [0];
-  let best = 0;
-  for (let node = 1; node < step.parent.length; node++) {
-    const parent = step.parent[node];
-    if (depth[parent] === undefined || !passes(node)) continue;
-    depth[node] = depth[parent] + 1;
-    worth[node] = worth[parent] + Math.log(step.p[node]);
-    const isLonger = depth[node] > depth[best];
-    if (isLonger || (depth[node] === depth[best] && worth[node] > worth[best])) best = node;
-  }
-  const taken = new Set();
-  for (let node = best; node >= 0; node = step.parent[node]) taken.add(node);
-  return taken;
+export function judged(step) {
+  const isStill = panel.pinned !== null || panel.data.ended;
+  return panel.asIf && isStill ? judge(step, panel.asIf) : step;
 }
 
 document.addEventListener("input", (event) => {

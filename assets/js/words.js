@@ -1,36 +1,38 @@
 // What a node is, in marks and in words. `step` is one step's lists, `data` the line it came in.
-const MARKS = { a: "✓", r: "✗", u: "", e: "" };
-const QUOTE = "”";
-const NEXT = "+1";
-const STATES = { a: "accepted", r: "rejected", u: "unreached", e: "unreached" };
+import { figure, percent, quoted } from "./format.js";
 
-function isGreedy(data) {
+export const MARKS = { a: "✓", r: "✗", u: "", e: "" };
+export const QUOTE = "”";
+export const NEXT = "+1";
+export const STATES = { a: "accepted", r: "rejected", u: "unreached", e: "unreached" };
+
+export function isGreedy(data) {
   return data.temperature !== null && data.temperature < 0.001;
 }
 
-function isTypical(step) {
+export function isTypical(step) {
   return Boolean(step.threshold);
 }
 
-function own(data) {
+export function own(data) {
   return isGreedy(data) ? "the model's first choice" : "the model's own sample";
 }
 
-function signed(margin) {
+export function signed(margin) {
   return `${margin < 0 ? "−" : "+"}${Math.abs(margin).toFixed(margin > -10 && margin < 10 ? 1 : 0)}`;
 }
 
 // What proposed a node: "h(eads)", "d(raft model)", "t(ext)", "b(oth)" the heads and the text, "e(ither)" the draft
 // model and the text; "-" for the root, "" where it was not recorded.
-function sourceOf(step, node) {
+export function sourceOf(step, node) {
   return step.source ? step.source[node] : "";
 }
 
-function isOfText(step, node) {
+export function isOfText(step, node) {
   return "tbe".includes(sourceOf(step, node) || "-");
 }
 
-const SOURCES = {
+export const SOURCES = {
   h: "the heads",
   t: "the text: it followed the same words before",
   b: "both, the heads and the text",
@@ -39,7 +41,7 @@ const SOURCES = {
 };
 
 // A ” behind it where the text proposed the node too, or alone.
-function markOf(step, node) {
+export function markOf(step, node) {
   const mark = judgedMark(step, node);
   return isOfText(step, node) ? `${mark} ${QUOTE}`.trim() : mark;
 }
@@ -57,7 +59,7 @@ function judgedMark(step, node) {
   return p < 0.01 ? MARKS[state] : `${MARKS[state]} ${Math.round(p * 100)}%`; // the token needs the room
 }
 
-function stateWords(data, step, node) {
+export function stateWords(data, step, node) {
   if (node === 0) return "root: certain before this step";
   const state = step.state[node];
   if (state === "u") return "never reached: a node above it was not accepted";
@@ -73,11 +75,11 @@ function stateWords(data, step, node) {
 }
 
 // Which side of threshold = min(ε, δ·exp(−H)) decides at a node as a parent; "" without a test.
-function bindWords(data, step, parent) {
+export function bindWords(data, step, parent) {
   const threshold = figure(step.threshold, parent);
   const letter = figure(step.binds, parent);
   if (threshold === null || !letter) return "";
-  const { epsilon, delta } = step === shown || !asIf ? data : asIf;
+  const { epsilon, delta } = step.rule || data;
   const limit = Number(threshold.toPrecision(3));
   if (letter === "d") return `δ binds: δ·exp(−H) = ${limit} < ε = ${epsilon}`;
   const other = delta * Math.exp(-(figure(step.entropy, parent) ?? 0));
@@ -85,7 +87,7 @@ function bindWords(data, step, parent) {
 }
 
 // The head probabilities along the path multiplied: how likely the heads thought this place.
-function cumulative(step, node) {
+export function cumulative(step, node) {
   let product = 1;
   for (let at = node; at > 0; at = step.parent[at]) {
     const q = figure(step.q, at);
@@ -95,21 +97,21 @@ function cumulative(step, node) {
   return product;
 }
 
-function depthOf(step, node) {
+export function depthOf(step, node) {
   let depth = 0;
   for (let at = node; at > 0; at = step.parent[at]) depth++;
   return depth;
 }
 
 // "head 2" where a head drafted at this depth of the step, else "depth 2".
-function columnName(data, step, depth) {
+export function columnName(data, step, depth) {
   if (!depth) return "base LM";
   const isHead = (_, node) => "hb".includes(sourceOf(step, node) || "h") && depthOf(step, node) === depth;
   const byHeads = data.drafter === "medusa" || (data.drafter === "auto" && step.parent.some(isHead));
   return `${byHeads ? "head" : "depth"} ${depth}`;
 }
 
-function tipLines(data, step, node) {
+export function tipLines(data, step, node) {
   const lines = [stateWords(data, step, node)];
   if (node === 0) {
     const threshold = figure(step.threshold, 0);
@@ -133,11 +135,11 @@ function tipLines(data, step, node) {
   return lines;
 }
 
-function nodeLabel(data, step, node) {
+export function nodeLabel(data, step, node) {
   return `${quoted(step.text[node])}: ${tipLines(data, step, node).join("; ")}`;
 }
 
-function pathWords(step) {
+export function pathWords(step) {
   return [...step.state]
     .flatMap((state, node) => (state === "a" ? [quoted(step.text[node])] : []))
     .join(" ");

@@ -12,11 +12,18 @@ from medusa_chat import paths
 from medusa_chat.cli.options import ApiAccess, DraftOptions, flag, value
 from medusa_chat.cli.terminal import note
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.requests import Ticket
-from medusa_chat.runtime.runner import WorkerProcess
+from medusa_chat.runtime.recent_models import RecentModel, RecentModels
+from medusa_chat.runtime.requests import Switch, Ticket
+from medusa_chat.runtime.runner import WorkerGone, WorkerProcess
 from medusa_chat.runtime.session import Session
 from medusa_chat.trees.presets import tree_names
+
+ENDED = (
+    ", the last model, is not loaded: medusa-chat was ended while it was loaded at the last start; "
+    "the demo is loaded instead"
+)
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,13 @@ class Ui(DraftOptions, ApiAccess, UiOptions):
         if not self.api and (self.api_key or self.allow_origin):
             raise UsageError("--api-key and --allow-origin need --api")
         _note_old_trees(paths.data_dir() / "trees")
+        recent = RecentModels(paths.data_dir(), note)
         with ExitStack() as stack:
-            session = stack.enter_context(closing(Session(WorkerProcess())))
-            load = session.submit(request)  # the worker loads while gradio is imported
-            stack.callback(session.cancel, load)  # quitting is not a failed load
-            _note_failure(load)
+            session = stack.enter_context(closing(Session(WorkerProcess(), request)))
+            session.lifecycle.on_loaded = recent.note
+            stack.callback(recent.end)  # quitting is not a failed load
+            load = self._first_load(session, request, recent)
+            stack.callback(session.cancel, load)
             options_of, launch = _page()
             from medusa_chat.server.app import ApiOptions
 
@@ -67,10 +76,28 @@ class Ui(DraftOptions, ApiAccess, UiOptions):
                 open_browser=not self.no_browser,
                 root_path=self.root_path,
                 history=History(paths.data_dir() / FILE),
+                recent=recent,
                 api=api,
             )
             code: int = launch(session, options)
             return code
+
+    def _first_load(self, session: Session, request: LoadRequest, recent: RecentModels) -> Any:
+        """The ticket of the first load, which the worker begins while gradio is imported: of the
+        model that was named, else of the last one, else of the demo."""
+        last = None if self.checkpoint or self.backbone or self.draft else recent.last()
+        if last is None:
+            load: Ticket[Any] = session.submit(request)
+        elif recent.begin():
+            recent.note_end(last)
+            recent.end()
+            load = session.submit(Switch(request, why=f"{last.name}{ENDED}"))
+            note(f"{last.name}{ENDED}")
+            last = None
+        else:
+            load = session.submit(Switch(last.at_start(request), otherwise=request))
+        _follow_first(load, recent, last)
+        return load
 
 
 def _note_old_trees(folder: Path) -> None:
@@ -79,15 +106,22 @@ def _note_old_trees(folder: Path) -> None:
         note(f"ignoring {folder}: every step now chooses its own tree; you can delete this folder")
 
 
-def _note_failure(load: Ticket[Any]) -> None:
-    """Report a failed first load on stderr too: the page may not be open."""
+def _follow_first(load: Ticket[Any], recent: RecentModels, last: RecentModel | None) -> None:
+    """Report a failed first load on stderr too, as the page may not be open, and keep what became
+    of the last model."""
 
-    def tell() -> None:
+    def follow() -> None:
         load.done.wait()
         if load.error and not load.is_cancelled:
-            note(f"{load.error}; choose another model in the page")
+            name = f"{last.name}: " if last else ""
+            told = "the demo is loaded instead" if last else "choose another model in the page"
+            note(f"{name}{load.error}; {told}")
+        if last is not None:
+            if isinstance(load.cause, WorkerGone) and not load.is_cancelled:
+                recent.note_end(last)
+            recent.end()
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _page() -> tuple[Any, Any]:

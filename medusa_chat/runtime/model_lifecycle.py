@@ -53,8 +53,11 @@ class ModelLifecycle:
     """The model behind a runner. One thread at a time runs requests; any thread may read.
 
     state: what the page shows. requested: the last load requested. loaded: the last load that
-    succeeded. memory: the last measurement.
+    succeeded. memory: the last measurement. on_loaded: called with each load that was asked for
+    and succeeded, and its model.
     """
+
+    on_loaded: Callable[[LoadRequest, ModelInfo], None] | None = None
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -120,6 +123,11 @@ class ModelLifecycle:
             raise
         except Exception:  # no such device: a load will report it
             self.memory = None
+
+    def tell_loaded(self) -> None:
+        """Call `on_loaded`, where there is a model."""
+        if self.on_loaded is not None and self._present is not None:
+            self.on_loaded(*self._present)
 
     def restore(self, error: MedusaChatError) -> None:
         """Return to the earlier model, if it still exists, after a refused or stopped load."""

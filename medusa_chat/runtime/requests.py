@@ -50,10 +50,13 @@ class MeasureMemory(Request[DeviceMemory]):
 
 @dataclass(frozen=True)
 class Switch(Request[LoadPhase]):
-    """Load another model, and if that leaves none, reload the earlier one. For sessions, which run
-    the loads on their worker."""
+    """Load another model, and if that leaves none, reload the earlier one; without one,
+    `otherwise`. For sessions, which run the loads on their worker. why: what to tell with the model
+    that is loaded, at the start."""
 
     load: LoadRequest
+    otherwise: LoadRequest | None = None
+    why: str = ""
 
 
 MAX_GUESTS = 8  # waiting
@@ -149,7 +152,7 @@ class Queue:
         running = self.running
         if running is None or running.done.is_set():  # then it is released in a moment
             return False
-        return not isinstance(running.request, QUICK | LoadRequest)
+        return not isinstance(running.request, QUICK | LoadRequest | Switch)
 
     def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
         """Append a ticket, or with is_next put it before all waiting ones. Raises UsageError if the

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 from medusa_chat.decoding.events import Finished, Stats
@@ -16,10 +17,12 @@ NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 
 
 class Session:
-    """One model and the requests to it, first come first served."""
+    """One model and the requests to it, first come first served. started_with: the load that the
+    command line asked for: the device and the limits of every later one."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, started_with: LoadRequest | None = None) -> None:
         self.runner = runner
+        self._started_with = started_with
         self.lifecycle = ModelLifecycle(runner)
         self._queue = Queue()
         self._thread = JobThread(self._queue, self.lifecycle)
@@ -29,6 +32,11 @@ class Session:
     def state(self) -> ModelState:
         """What the page shows of the model."""
         return self.lifecycle.state
+
+    @property
+    def started_with(self) -> LoadRequest:
+        """See above; the first load, where nothing else was said."""
+        return self._started_with or self.lifecycle.requested or LoadRequest()
 
     @property
     def is_closed(self) -> bool:
@@ -42,6 +50,8 @@ class Session:
         with self._queue.changed:
             if isinstance(request, LoadRequest):
                 self._announce(request)
+            elif isinstance(request, Switch) and self.state.status == "empty":
+                self._announce(request.load)
             self._queue.put(ticket)
             self._thread.wake()
         return ticket
@@ -179,10 +189,12 @@ class JobThread:
         match ticket.request:
             case LoadRequest():
                 self._load(ticket)
-            case Switch(load):
-                self._switch(ticket, load)
+            case Switch():
+                self._switch(ticket, ticket.request)
             case _:
-                self._ask(ticket)
+                return self._ask(ticket)
+        if not ticket.error:
+            self._lifecycle.tell_loaded()
 
     def _collect(self, ticket: Ticket[Any], request: Request[Any]) -> None:
         """Run a request and append its values to the ticket's trace."""
@@ -238,24 +250,33 @@ class JobThread:
         finally:
             ticket.end()
 
-    def _switch(self, ticket: Ticket[Any], load: LoadRequest) -> None:
-        """Load another model; if that leaves none, reload the earlier one."""
+    def _switch(self, ticket: Ticket[Any], switch: Switch) -> None:
+        """Load another model; if that leaves none, load what was there, or instead of it."""
         lifecycle = self._lifecycle
         before = lifecycle.loaded
         lifecycle.reset_crashes()
         try:
-            self._collect(ticket, load)
+            self._collect(ticket, switch.load)
         except Exception as error:  # shown on the page: the app itself goes on
+            ticket.cause = error
             gone = f"{error}, {OUT_OF_MEMORY}"
             said = gone if isinstance(error, WorkerGone) else _sentence(error)
-            stopped = STOPPED if before or lifecycle.state.status == "ready" else NONE_LEFT
+            is_left = lifecycle.loaded is not None or lifecycle.state.status == "ready"
+            stopped = STOPPED if is_left else NONE_LEFT
             ticket.error = stopped if ticket.is_cancelled else said
             if lifecycle.state.status != "ready":
                 lifecycle.state = ModelState("failed", message=ticket.error)
         ticket.end()
-        is_lost = lifecycle.state.status != "ready"
-        if is_lost and before is not None and not self._queue.is_closed:
+        is_lost, why = lifecycle.state.status != "ready" and not self._queue.is_closed, switch.why
+        if is_lost and before is not None:
             self._load(Ticket(before))
+        elif is_lost and switch.otherwise is not None and not ticket.is_cancelled:
+            why = f"{switch.load.checkpoint}: {ticket.error}; "
+            why += f"{switch.otherwise.checkpoint} is loaded instead"
+            lifecycle.state = ModelState("loading", "start", why)
+            self._load(Ticket(switch.otherwise))
+        if why and lifecycle.state.status == "ready":
+            lifecycle.state = replace(lifecycle.state, message=why)
 
 
 def _sentence(error: Exception) -> str:

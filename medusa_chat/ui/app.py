@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 
 from medusa_chat.hosts import EVERYWHERE, Hosts, addresses, check_host, is_local, own_names
 from medusa_chat.runtime.history import History
+from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.server.app import Api, ApiOptions, require_key
 from medusa_chat.ui import ports
@@ -27,8 +28,11 @@ from medusa_chat.ui.access.own_states import OwnStates
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
+from medusa_chat.ui.chat.markup import RULES
 from medusa_chat.ui.page.kept_chats import KeptChats
 from medusa_chat.ui.page.live import Live
+from medusa_chat.ui.page.pace import gpu_times
+from medusa_chat.ui.page.scripts import Scripts
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.tabs import build_app
 from medusa_chat.ui.theme import looks
@@ -42,7 +46,8 @@ QUEUE_SECONDS = 0.02  # between two looks into Gradio's queue
 class PageOptions:
     """How the page is opened. trees: names of tree presets offered beside "auto". port: None is
     the first free one. root_path: a path or a whole address, where a proxy in front has it.
-    history: where conversations are kept, None for nowhere. api: offered
+    history: where conversations are kept, None for nowhere. recent: the same of the list of
+    models. api: offered
     under /v1, None for not."""
 
     trees: Sequence[str] = ()
@@ -53,6 +58,7 @@ class PageOptions:
     open_browser: bool = False
     root_path: str = ""
     history: History | None = None
+    recent: RecentModels | None = None
     api: ApiOptions | None = None
 
 
@@ -120,7 +126,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     auth = ports.login_for(host, options.auth)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
-    blocks, controller = build_app(session, options.trees, share, options.history)
+    blocks, controller = build_app(session, options.trees, share, options.history, options.recent)
     # Gradio looks 1,000 times a second into its queue, 5 % of a core; nothing is queued.
     blocks._queue.sleep_when_free = QUEUE_SECONDS
     hosts, origins = [host, *own_names(host)], [root.netloc] if root.netloc else []
@@ -138,7 +144,8 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
     states = OwnStates(blocks)
     share.on_end.append(states.end_guests)
-    layers = [guard, Middleware(LoginLimit), once, Middleware(Shell, prefix=root.path), live, chats]
+    shell = Middleware(Shell, prefix=root.path, known={"GPU_TIMES": gpu_times(), "RULES": RULES})
+    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

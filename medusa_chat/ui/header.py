@@ -2,26 +2,31 @@
 
 import gradio as gr
 
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.runtime.model_lifecycle import ModelState
+from medusa_chat.runtime.recent_models import RecentModel, RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.access.share import Share, share_view
-from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
-from medusa_chat.ui.page.status import status_line
+from medusa_chat.ui.models.controller import ModelsController
+from medusa_chat.ui.page.html_blocks import AT_ONCE, event_field, page, script_block
+from medusa_chat.ui.page.inputs import whole_number
+from medusa_chat.ui.page.status import shown_name, status_line
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.shell import mark
 
 FIRST = ModelState("loading", "start")
 
 
-def build_header(session: Session, share: Share) -> None:
+def build_header(
+    session: Session, share: Share, models: ModelsController, recent: RecentModels | None = None
+) -> None:
     """Put the header into the gr.Blocks that is open; status.js has it look again every second."""
-    controller = HeaderController(session, share)
+    controller = HeaderController(session, share, models, recent)
     with gr.Row(elem_id="header"):
         gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
-        status = script_block("status", status_line(FIRST))
-        link = script_block("share")
+        status = script_block("status", status_line(FIRST), events=["load_again", "refresh"])
+        link = script_block("share", events=["begin_share", "end_share"])
         script_block("look")
         script_block("keys")
     status.load_again(controller.load_again, None, [status], **AT_ONCE)
@@ -34,9 +39,17 @@ def build_header(session: Session, share: Share) -> None:
 class HeaderController:
     """What the header's events do. Only the owner, never a guest, sees the link or changes it."""
 
-    def __init__(self, session: Session, share: Share) -> None:
+    def __init__(
+        self,
+        session: Session,
+        share: Share,
+        models: ModelsController,
+        recent: RecentModels | None = None,
+    ) -> None:
         self.session = session
         self.share = share
+        self.models = models
+        self.recent = recent
 
     def refresh(self, request: gr.Request) -> tuple[str, str]:
         """(status, link) as this visitor may see them."""
@@ -46,6 +59,24 @@ class HeaderController:
         """Load the model that is not there; a guest loads nothing."""
         if not is_guest(request):
             self.session.load_again()
+        return self._status(request)
+
+    def load_recent(self, event: gr.EventData, request: gr.Request) -> str:
+        """Load one of the recent models; place: in the list that was shown, name: there."""
+        place, name = whole_number(event_field(event, "place")), event_field(event, "name")
+        recent = self._recent()
+        if not is_guest(request) and place is not None and place < len(recent):
+            try:
+                if name == shown_name(recent[place].name):
+                    self.models.load_recent(recent[place])
+            except MedusaChatError as error:
+                gr.Info(str(error))
+        return self._status(request)
+
+    def halt(self, request: gr.Request) -> str:
+        """Cancel what is being loaded."""
+        if not is_guest(request):
+            self.models.picker.cancel()
         return self._status(request)
 
     def begin_share(self, event: gr.EventData, request: gr.Request) -> str:
@@ -65,7 +96,16 @@ class HeaderController:
 
     def _status(self, request: gr.Request) -> str:
         memory = self.session.runner.process_memory()
-        return status_line(self.session.state, memory, is_guest(request))
+        if is_guest(request):
+            return status_line(self.session.state, memory, True)
+        return status_line(self.session.state, memory, False, self.models.coming(self._recent()))
+
+    def _recent(self) -> list[RecentModel]:
+        """The models that can be loaded again; not the one that is there."""
+        loaded = self.session.lifecycle.loaded
+        there = RecentModel.kept_of(loaded) if loaded and self.session.state.model else None
+        every = self.recent.all() if self.recent else []
+        return [one for one in every if one.request != there]
 
     def _link(self, request: gr.Request) -> str:
         return "" if is_guest(request) else to_line(share_view(self.share.state))

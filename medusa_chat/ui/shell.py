@@ -2,23 +2,28 @@
 
 import base64
 import re
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_chat.paths import asset
+from medusa_chat.ui.page.scripts import IN_THE_PAGE, script_head
 
+HEAD = re.compile(rb"<head[^>]*>")
 ADVERTS = re.compile(rb'<meta\s+(?:property="og:|name="twitter:)[^>]*/>')  # of Gradio, not of us
 
 
 class Shell:
     """ASGI middleware that puts our head, skeleton and first script into Gradio's HTML page.
 
-    prefix: the page's path behind a proxy; taken off where the proxy left it on.
+    prefix: the page's path behind a proxy; taken off where the proxy left it on. known: what our
+    scripts know from the start, by name.
     """
 
-    def __init__(self, app: ASGIApp, prefix: str = "") -> None:
+    def __init__(self, app: ASGIApp, prefix: str, known: Mapping[str, object]) -> None:
         self.app = app
         self.prefix = prefix.rstrip("/")
+        self.first = script_head(self.prefix, known).encode()
         self.head, self.body = head_part(), body_part()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +63,9 @@ class Shell:
         head, end, rest = page.partition(b"</head>")
         if not end:
             return page
-        head = ADVERTS.sub(b"", head) + self.head
+        head = (
+            HEAD.sub(lambda tag: tag[0] + self.first, ADVERTS.sub(b"", head), count=1) + self.head
+        )
         before, tag, after = rest.partition(b"<gradio-app")
         return head + end + before + self.body + tag + after
 
@@ -73,7 +80,7 @@ def head_part() -> bytes:
 def body_part() -> bytes:
     """The skeleton, the script that takes it away, and what keeps up the link to the server."""
     skeleton = _text("html", "first.html").replace("{mark}", mark())
-    scripts = (f"<script>{_text('js', name)}</script>" for name in ("first.js", "link.js"))
+    scripts = (f"<script>{_text('js', name)}</script>" for name in IN_THE_PAGE)
     return "".join((skeleton, *scripts)).encode()
 
 

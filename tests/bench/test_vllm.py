@@ -11,6 +11,7 @@ from medusa_chat.bench import vllm
 from medusa_chat.bench.answers import Question
 from medusa_chat.bench.drafters import OURS, PLAIN
 from medusa_chat.bench.vllm import PeerFailed, Vllm, ask
+from medusa_chat.decoding.drafters import kinds
 
 ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 FAKE = """

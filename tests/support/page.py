@@ -333,7 +333,17 @@ def open_settings(tab) -> None:
 def wait_attached(tab) -> None:
     """Wait until the tab shows its conversation. What the browser has stored does not tell it: that
     stays over a reload, and other tabs write it, too."""
-    tab.wait_for_function("window.medusaModel !== undefined")
+    tab.wait_for_function(script("page", "page.model !== null"))
+
+
+def script(module: str, expression: str, given: str = "") -> str:
+    """JavaScript for evaluate and wait_for_function: an expression with what a module of the page
+    exports under the module's name. given: the name of its argument."""
+    taken = f"const {{ {module} }} = await import('medusa/{module}.js')"
+    return f"async ({given}) => {{ {taken}; return {expression}; }}"
+
+
+SET_PACE = "change => import('medusa/pace.js').then(({ setPace }) => setPace(change))"
 
 
 def reload(tab) -> None:

@@ -27,8 +27,9 @@ SYSTEM_OPENER = (
 # last; and its settings. The last input is whether Vanilla is on.
 # Gradio's own BrowserState is not used: on a slow machine it may not have read the storage when the
 # page's load event posts its value.
-FROM_BROWSER = """(tab, known, settings, vanilla) => {
-  const read = (place, name) => window.medusaKept(place, name) || '';
+FROM_BROWSER = """async (tab, known, settings, vanilla) => {
+  const { stored } = await import('medusa/stored.js');
+  const read = (place, name) => stored(place, name) || '';
   const kept = {
     link: location.hash.slice(1),
     tab: read('sessionStorage', 'medusa-chat'),
@@ -36,6 +37,10 @@ FROM_BROWSER = """(tab, known, settings, vanilla) => {
   };
   return [tab, JSON.stringify(kept), read('localStorage', 'medusa-chat-settings'), vanilla];
 }"""
+LIST_EVENTS = (
+    *("open_conversation", "search_conversations", "rename_conversation", "save_conversation"),
+    *("delete_conversation", "restore_conversation"),
+)
 # A second click before the first was answered must not be dropped.
 EACH: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 Posted = Mapping[gr.components.Component, Any]
@@ -44,7 +49,7 @@ Posted = Mapping[gr.components.Component, Any]
 def build_list() -> dict[str, Any]:
     """Put the list of conversations into the gr.Row that is open."""
     with gr.Column(elem_id="side", scale=0, min_width=0):
-        rows = script_block("conversations", MAX_FILE=MAX_FILE)
+        rows = script_block("conversations", events=LIST_EVENTS, MAX_FILE=MAX_FILE)
         return {"conversations": rows, "saved": script_block("saved")}
 
 

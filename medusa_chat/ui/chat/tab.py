@@ -16,13 +16,11 @@ from medusa_chat.ui.chat.conversation_panel import (
     build_system,
     connect_conversations,
 )
-from medusa_chat.ui.chat.markup import RULES
 from medusa_chat.ui.chat.maths import DELIMITERS
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.inputs import MAX_CHARACTERS
-from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import Act, Refuse
 
 EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)
@@ -35,11 +33,15 @@ WELCOME = (
     '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Small extra heads guess several '
     "tokens ahead, and the model checks all guesses in one pass. You see each step.</p></div>"
 )
+NEXT_EVENTS = ("drop", "redraw", "refresh", "shown", "tick", "write")
 STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 # The last input of Stop: of how many steps it is, where they are shown one by one (show.js).
-SHOWN = "(tab, _) => [tab, String(window.medusaShow?.shown() ?? '')]"
-LEAVES_BOX = "(...posted) => { window.medusaTaken = ''; return posted; }"
-TEXT_SO_FAR = "() => window.medusaSaid"  # follow.js puts it there
+SHOWN = "async (tab, _) => [tab, String((await import('medusa/show.js')).show.shown())]"
+LEAVES_BOX = (
+    "async (...posted) => { (await import('medusa/page.js')).setUnderWay(''); return posted; }"
+)
+TEXT_SO_FAR = "async () => (await import('medusa/page.js')).page.said"  # said.js puts it there
+TAKES_BOX = "async (...posted) => (await import('medusa/next.js')).takeBox(posted, {})"
 
 
 def build_chat(
@@ -58,7 +60,8 @@ def build_chat(
             parts |= _conversation(offer)
             settings = _composer(controller, tab, trees, parts)
         with gr.Column(elem_id="right", scale=6, min_width=320):
-            panel, card = script_block("tree", GPU_TIMES=gpu_times()), script_block("peek")
+            panel = script_block("tree", events=["newest", "pace", "peek", "pick"])
+            card = script_block("peek")
             parts["tint"] = script_block("tint")
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)
@@ -97,10 +100,10 @@ def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
                 ("undo", "Undo"),
             ):
                 parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
-        parts["versions"] = script_block("versions")
+        parts["versions"] = script_block("versions", events=["branch", "show_version", "steps"])
         parts["live"] = script_block("live")  # what the model thinks comes before what it says
         parts["text"] = _prose()
-        parts["next"] = script_block("next", RULES=RULES)
+        parts["next"] = script_block("next", events=NEXT_EVENTS)
     return parts
 
 
@@ -197,7 +200,7 @@ def _connect_answers(
 
     box, refuse = parts["box"], controller.refuse
     among = sorted((*posted, box), key=lambda component: component._id)  # as Gradio posts a set
-    takes = f"(...posted) => medusaTake(posted, {among.index(box)})"
+    takes = TAKES_BOX.format(among.index(box))
     # The script drops a second press for the same message; another message must not be dropped.
     for event, source, how in (
         (box.submit, box, {**STEADY, "js": takes}),

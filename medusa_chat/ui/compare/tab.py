@@ -8,7 +8,6 @@ import gradio as gr
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
-from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.settings_form import SettingsForm, touched
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -43,7 +42,7 @@ def build_compare(
             use = gr.Button("Use the chat's last message", elem_id="compare-use", size="sm")
             settings = _settings(trees)
             _remember(settings)
-        picture = script_block("compare", GPU_TIMES=gpu_times())
+        picture = script_block("compare", events=["look", "pace"])
 
     begin = settings.handler(controller.begin, controller.refuse, tab, text=prompt)
     posted = {tab, prompt, *settings.components.values()}

@@ -1,6 +1,7 @@
 """ModelsController: what the Models tab's events do, refused to guests."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import gradio as gr
 
@@ -9,6 +10,8 @@ from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.hub.catalog import model_preset, repo_of
+from medusa_chat.messages import LoadRequest
+from medusa_chat.runtime.recent_models import RecentModel
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.models.entries import Entry
@@ -18,6 +21,7 @@ from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import ModelPicker
 from medusa_chat.ui.models.view import NOT_YOURS, Changes, ModelsTab, ModelsView
 from medusa_chat.ui.page.html_blocks import event_field
+from medusa_chat.ui.page.status import Coming
 
 
 class ModelsController:
@@ -27,6 +31,7 @@ class ModelsController:
         self.catalog = catalog or ModelCatalog()
         self.picker = ModelPicker(session, self.catalog)
         self.view = ModelsView(session, self.catalog, self.picker)
+        self._asked: LoadRequest | None = None  # in the header
 
     # ---- events ----
 
@@ -46,6 +51,24 @@ class ModelsController:
         """Load the checkpoint whose button was pressed."""
         name = event_field(event, "id")
         return self._do(tab, request, boxes, lambda: self._begin(tab, name, *boxes[1:]))
+
+    def load_recent(self, model: RecentModel) -> None:
+        """Load a model that was loaded before, as it was then. Raises UsageError while another is
+        being loaded."""
+        start = self.view.start
+        request = replace(model.request, device=start.device, offline=start.offline)
+        self.picker.begin(request, self._entry(request).key(request.backbone))
+        self._asked = request
+
+    def coming(self, recent: Sequence[RecentModel]) -> Coming:
+        """What the header says of the model that is chosen."""
+        progress, loaded = self.picker.progress, self.view.session.lifecycle.loaded
+        if progress.stage == "failed" and progress.request is self._asked:
+            return Coming(recent, told=str(self.view.card_of(progress)["text"]))
+        if not progress.is_running or (loaded is not None and progress.request == loaded):
+            return Coming(recent)
+        card = self.view.card_of(progress)
+        return Coming(recent, " ".join(filter(None, (card["text"], card["figures"]))), card["part"])
 
     def halt(self, tab: ModelsTab, request: gr.Request, *boxes: object) -> Changes:
         """Cancel what is being loaded; without that, take its last outcome from the page."""
@@ -83,16 +106,21 @@ class ModelsController:
     def _begin(self, tab: ModelsTab, name: object, *boxes: object) -> None:
         """boxes: backbone, precision and context, as posted. Raises MedusaChatError."""
         request = request_of(name, boxes, self.view.start)
-        entry = Entry(request.checkpoint, model_preset(request.checkpoint))
-        entry.cached = self.catalog.cached_repo(repo_of(entry.id))
-        entry.look_beside(file.path for file in self.catalog.local)
-        entry.detail = self.catalog.detail(entry.key(request.backbone))
+        entry = self._entry(request)
         key = entry.key(request.backbone)
         longest = longest_context(entry.report, entry.preset)
         posted = (key.backbone or "", *boxes[1:])
         request = request_of(name, posted, self.view.start, longest)
         self.picker.begin(request, key)
         tab.asked = request
+
+    def _entry(self, request: LoadRequest) -> Entry:
+        """What is known of the checkpoint of a load."""
+        entry = Entry(request.checkpoint, model_preset(request.checkpoint))
+        entry.cached = self.catalog.cached_repo(repo_of(entry.id))
+        entry.look_beside(file.path for file in self.catalog.local)
+        entry.detail = self.catalog.detail(entry.key(request.backbone))
+        return entry
 
     def _is_in_use(self, name: str, copies: Sequence[KeptCopy]) -> bool:
         """Whether a model that is loaded or being loaded is this one, or is read from its copy."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import gradio as gr
 
 from medusa_chat.hub.catalog import model_presets
-from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import grouped
 from medusa_chat.ui.models.load_form import LoadChoices
@@ -20,21 +19,19 @@ PRECISIONS = ["auto", "fp32", "bf16", "fp16", *QUANTISED]
 CONTEXTS = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 
 
-def build_models(session: Session) -> ModelsController:
+def build_models(controller: ModelsController) -> None:
     """Put the Models tab into the gr.Blocks that is open."""
-    controller = ModelsController(session)
     tab = gr.State(ModelsTab())
     with gr.Column(elem_id="models-column"):
-        card = script_block("pick")
+        card = script_block("pick", events=["halt"])
         with gr.Row(elem_id="models-ask"):
             boxes = _boxes()
-        rows = script_block("models", first_rows())
+        rows = script_block("models", first_rows(), events=["drop_model", "load_model", "refresh"])
     inputs, outputs = [tab, *boxes], [card, rows]
     rows.refresh(controller.refresh, inputs, outputs, **AT_ONCE)
     rows.load_model(controller.load_model, inputs, outputs, **AT_ONCE)
     rows.drop_model(controller.drop_model, inputs, outputs, **AT_ONCE)
     card.halt(controller.halt, inputs, outputs, **AT_ONCE)
-    return controller
 
 
 def first_rows() -> str:

@@ -57,7 +57,7 @@ class ModelsView:
 
     def __init__(self, session: Session, catalog: ModelCatalog, picker: ModelPicker) -> None:
         self.session, self.catalog, self.picker = session, catalog, picker
-        self.start = session.lifecycle.requested or LoadRequest()
+        self.start = session.started_with
         self.cpu = this_cpu()
         self._measured_at = float("-inf")
 
@@ -118,11 +118,16 @@ class ModelsView:
         progress, state = self.picker.progress, self.session.state
         if not progress.is_running and progress.request is not tab.asked:
             progress = LoadProgress()
+        return self.card_of(progress) | {
+            "loaded": loaded_view(state.model, self.session.lifecycle.loaded)
+        }
+
+    def card_of(self, progress: LoadProgress) -> dict[str, Any]:
+        """How a load goes."""
+        state = self.session.state
         is_queued = progress.switch is not None and progress.switch.state == "waiting"
         ahead = self.session.position(progress.switch) if is_queued and progress.switch else 0
-        loaded = loaded_view(state.model, self.session.lifecycle.loaded)
-        card = progress_card(progress, ahead, phase_text(state), part_of(state))
-        return card | {"loaded": loaded}
+        return progress_card(progress, ahead, phase_text(state), part_of(state))
 
     def _limits(self, error: str) -> str:
         """Why less is shown than there may be."""

@@ -1,11 +1,11 @@
 """Blocks that our own scripts draw, and how the page's private events run."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
 from gradio.context import Context
 
-from medusa_chat.paths import asset
 from medusa_chat.ui.page.tree_view import to_line
 
 # An event of the page's own: nobody else's business, and no spinner over the answer. It shows its
@@ -16,43 +16,32 @@ QUIET: dict[str, Any] = {
     "show_progress_on": [],
 }
 AT_ONCE: dict[str, Any] = {**QUIET, "queue": False}  # never behind an answer
-# What stands between elements.js and <name>.js, in one scope with both.
-PARTS = {
-    "tree": (
-        *("draw", "words", "numbers", "chart", "mask", "card", "timeline", "frame", "layout"),
-        *("walk", "steps", "whatif", "stored", "pane", "gpu", "pace"),
-    ),
-    "tune": ("draw", "words", "mask", "layout", "plot", "heat", "shape"),
-    **dict.fromkeys(("roof", "train"), ("draw", "plot")),
-    "next": ("stored", "inert", "show", "follow"),
-    "tint": ("stored", "drawn", "typed", "align", "hover", "selected"),
-    "live": ("emptied", "drawn", "scroll", "code"),
-    "compare": ("stored", "gpu", "race", "figures", "lanes", "replay"),
-    "versions": ("drawn", "byline"),
-    **dict.fromkeys(("models", "pick", "offer"), ("try",)),
-    "conversations": ("stored", "drawer", "system", "address", "row", "backup"),
-    **dict.fromkeys(("look", "kept"), ("stored",)),
-}
+# Gradio's part in it: once the place of a block is there, its script gets it (assets/js/block.js).
+# Where a module is lost on the way, all is loaded again (link.js).
+BEGINS = """import("medusa/block.js")
+  .then(({ begin }) => begin(NAME, ID, { element, props, watch, trigger }, GIVEN, EVENTS))
+  .catch((error) => {
+    const isLost = /module script|imported module/i.test(error.message);
+    if (isLost) dispatchEvent(new Event("medusa-part-lost"));
+    else throw error;
+  });"""
 
 
-def script_block(name: str, value: str = "", elem_id: str = "", **constants: object) -> gr.HTML:
+def script_block(
+    name: str, value: str = "", *, events: Sequence[str] = (), elem_id: str = "", **given: object
+) -> gr.HTML:
     """A block drawn by assets/js/<name>.js from JSON; its template never mentions the value.
-    elem_id: where the name is another block's. constants: what its script knows from the start,
-    by name."""
-    known = [f"const {constant} = {to_line(made)};" for constant, made in constants.items()]
+    events: that its script sends; Gradio looks for their names in what it runs. elem_id: where the
+    name is another block's. given: what its script knows from the start, by name."""
+    known = {"NAME": name, "ID": elem_id or name, "GIVEN": given, "EVENTS": list(events)}
+    constants = "".join(f"const {key} = {to_line(made)};\n" for key, made in known.items())
     return gr.HTML(
         value,
         elem_id=elem_id or name,
-        html_template=f'<div class="{name}-block"></div>',
-        js_on_load="\n".join(
-            [*known, *(_script(part) for part in ("elements", *PARTS.get(name, ()), name))],
-        ),
+        html_template="<div></div>",
+        js_on_load=constants + BEGINS,
         apply_default_css=False,
     )
-
-
-def _script(name: str) -> str:
-    return asset("js", f"{name}.js").read_text(encoding="utf-8")
 
 
 def event_field(event: gr.EventData, name: str) -> object:

@@ -1,9 +1,12 @@
 """The line at the top of the page: which model, where, and what it does or cannot do."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.model_lifecycle import ModelState
+from medusa_chat.runtime.recent_models import RecentModel
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.units import gb, number, transfer
 
@@ -39,11 +42,33 @@ def named(model: str, backbone: str) -> str:
     return " on ".join(map(without_folders, filter(None, (model, backbone))))
 
 
-def status_line(state: ModelState, memory: int | None = None, is_guest: bool = False) -> str:
-    """JSON: facts of the loaded model, [name, text, why] each, else one sentence.
+@dataclass(frozen=True)
+class Coming:
+    """Models that were loaded before, and the one that is chosen now. recent: newest first. text,
+    part: what happens before the load of that one, and how far it is, 0 to 1. told: why it was not
+    loaded."""
+
+    recent: Sequence[RecentModel] = ()
+    text: str = ""
+    part: float | None = None
+    told: str = ""
+
+
+NOTHING = Coming()
+
+
+def status_line(
+    state: ModelState,
+    memory: int | None = None,
+    is_guest: bool = False,
+    coming: Coming = NOTHING,
+) -> str:
+    """JSON: facts of the loaded model, [name, text, why] each, else one sentence; the recent
+    models, [name, its precision] each.
 
     part: how far loading is, 0 to 1. again: whether Load again is offered. memory: bytes the
-    model's process holds. A guest is told which model answers, nothing of the machine's folders.
+    model's process holds. told: why another model was not loaded. halts: whether what is on can be
+    cancelled. A guest is told which model answers, nothing of the machine's folders.
     """
     line: dict[str, Any] = {
         "status": state.status,
@@ -52,10 +77,16 @@ def status_line(state: ModelState, memory: int | None = None, is_guest: bool = F
         "facts": [],
         "notes": [],
         "again": False,
+        "recent": [[shown_name(one.name), one.made] for one in coming.recent],
+        "told": coming.told,
+        "halts": bool(coming.text),
+        "is_guest": is_guest,
     }
     if state.model is not None:
         line |= _facts(state.model, memory)
         line["notes"] = [*filter(None, [_capital(state.message)]), *line["notes"]]
+        line |= {"text": coming.text, "part": coming.part}
+        line["told"] = "" if is_guest else coming.told or _capital(state.message)
         if is_guest:
             line |= {"notes": [], "facts": [[*fact[:2], ""] for fact in line["facts"]]}
     elif state.status == "loading":
@@ -92,7 +123,7 @@ def phase_text(state: ModelState, is_guest: bool = False) -> str:
 
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
     """The most important first: the bar shows the first three, its list all."""
-    name = _short(without_folders(model.name))
+    name = shown_name(model.name)
     whole = f"{model.name} on {model.backbone}" if model.backbone else model.name
     about = f"{model.family}, {number(model.parameters)} parameters"
     own, _, parts = (model.memory or gb(model.memory_bytes)).partition(": ")
@@ -116,8 +147,9 @@ def _tree(model: ModelInfo) -> str:
     return model.tree if model.tree == "auto" else f"{model.tree}, {model.nodes} nodes"
 
 
-def _short(name: str) -> str:
+def shown_name(name: str) -> str:
     """A name that fits into the bar: of a long one its end, which is where folders differ."""
+    name = without_folders(name)
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 

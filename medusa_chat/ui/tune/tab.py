@@ -90,8 +90,8 @@ def build_tune(session: Session) -> TuneController:
     controller = TuneController(session)
     shown = gr.State(["", ""])  # the picture and the training of a browser tab
     with gr.Column(elem_id="tune-column"):
-        picture = script_block("tune")
-        training = script_block("train")
+        picture = script_block("tune", events=["refresh"])
+        training = script_block("train", events=["halt"])
         with gr.Column(elem_id="roof-card"):
             gr.HTML(ROOF_TITLE, elem_id="roof-title", js_on_load=None)
             with gr.Row(elem_id="roof-ask"):

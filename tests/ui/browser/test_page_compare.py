@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 from support import scripted
-from support.page import Served, drawn_frames, opened_on, page_of, reload, scripted_page
+from support.page import (
+    SET_PACE,
+    Served,
+    drawn_frames,
+    opened_on,
+    page_of,
+    reload,
+    script,
+    scripted_page,
+)
 from support.races import Racer
 
 from medusa_chat.decoding.settings import GenerationSettings
@@ -130,7 +139,7 @@ def gpu_tab(tab) -> Iterator:
     race_clock(tab).select_option("gpu")
     yield tab
     tab.evaluate("localStorage.removeItem('medusa-chat-pace')")
-    tab.evaluate("medusaPace.set({mode: null, gpu: 'RTX 4090', precision: 'fp16', clock: 'slow'})")
+    tab.evaluate(SET_PACE, {"mode": None, "gpu": "RTX 4090", "precision": "fp16", "clock": "slow"})
     race_clock(tab).select_option("here")
 
 
@@ -444,7 +453,7 @@ def test_another_clock_keeps_the_place_of_the_race(gpu_tab):
     assert half == pytest.approx(whole / 2, abs=0.02) and all(gpu_tab.evaluate(TEXTS))
 
 
-def set_pace(page, change: str) -> None:
+def set_pace(page, change: dict) -> None:
     """Set the Chat tab's pace, until the server knows it of both tabs."""
     told = []
 
@@ -453,7 +462,7 @@ def set_pace(page, change: str) -> None:
         return len(told) == 2
 
     with page.expect_response(is_second):
-        page.evaluate(f"medusaPace.set({change})")
+        page.evaluate(SET_PACE, change)
 
 
 def run_both_quickly(page) -> None:
@@ -464,14 +473,14 @@ def run_both_quickly(page) -> None:
 def test_the_clock_follows_the_chats_pace_and_the_server_is_told(served, gpu_tab):
     tab = gpu_tab
     race_clock(tab).select_option("here")
-    set_pace(tab, "{mode: 'gpu', nodes: 16, clock: 'own'}")
+    set_pace(tab, {"mode": "gpu", "nodes": 16, "clock": "own"})
     assert race_clock(tab).input_value() == "gpu"
     run_both(tab)
     drafted = [s for s in served.runner.settings if s.drafter != "none"]
     assert drafted[-1].nodes == 16
-    set_pace(tab, "{nodes: 32}")
+    set_pace(tab, {"nodes": 32})
     assert "Run both again to race with 32 nodes" in tab.inner_text(".race-words")
-    set_pace(tab, "{mode: 'full', nodes: 64}")
+    set_pace(tab, {"mode": "full", "nodes": 64})
     assert race_clock(tab).input_value() == "here"
     run_both(tab)
     drafted = [s for s in served.runner.settings if s.drafter != "none"]
@@ -493,7 +502,7 @@ def test_the_demo_races_as_a_gpu_would(served, browser):
         page_of(session) as page,
         opened_on(browser, page, "Compare", ".race-clock") as tab,
     ):
-        tab.wait_for_function("window.medusaModel?.isDemo")
+        tab.wait_for_function(script("page", "page.model?.isDemo"))
         assert race_clock(tab).input_value() == "gpu"
         assert "this demo's" in tab.inner_text(".race-words")
         chosen(tab, "Clock", "own")

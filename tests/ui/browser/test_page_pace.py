@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from support.page import (
+    SET_PACE,
     Served,
     ask,
     keep_no_settings,
     open_settings,
     reload,
+    script,
     scripted_page,
     send,
     wait_end,
@@ -20,9 +22,9 @@ from support.scripted import ScriptedRunner
 from medusa_chat.ui.page.tree_view import printable
 
 STEPS = 12
-SHOWN = "medusaShow.shown()"
 # The show's clock stands until a test turns it.
-CLOCK = "window.now = 0; window.medusaClock = () => window.now"
+CLOCK = script("stage", "stage.now = () => window.now").replace("stage.js", "show.js")
+CLOCK = f"window.now = 0; ({CLOCK})()"
 # The stream of the answer can be cut, as a view that comes late cuts it.
 CUT = """() => {
   const fetched = window.fetch;
@@ -34,12 +36,13 @@ CUT = """() => {
   };
 }"""
 # Whether the timeline was seen to play from its first step, however short that was.
-WATCH_PLAY = """() => {
+WATCH_PLAY = """async () => {
+  const { show } = await import('medusa/show.js');
   const bars = document.querySelector('svg.bars');
   const play = document.querySelector('.play');
   new MutationObserver(() => {
     const isFirst = bars.getAttribute('aria-valuenow') === '1';
-    const isOver = !window.medusaShow.isOn() && bars.getAttribute('aria-valuemax') === '12';
+    const isOver = !show.isOn() && bars.getAttribute('aria-valuemax') === '12';
     if (isFirst && isOver && play.dataset.playing === 'true') window.replayed = true;
   }).observe(bars, {attributes: true});
 }"""
@@ -61,14 +64,15 @@ def tab(open_tab) -> Iterator:
     """A tab at full speed, and so again after the test."""
     opened = open_tab()
     yield opened
-    if opened.evaluate("Boolean(medusaPace.now().mode)"):
+    if opened.evaluate(script("pace", "Boolean(pace.mode)")):
         set_pace(opened, USUAL)
-        opened.evaluate("localStorage.removeItem('medusa-chat-pace'); delete window.medusaClock")
+        opened.evaluate("localStorage.removeItem('medusa-chat-pace')")
+        opened.evaluate(CLOCK.replace("window.now)()", "performance.now())()"))
 
 
 def set_pace(tab, pace: dict) -> None:
     with tab.expect_response(is_pace):
-        tab.evaluate("pace => medusaPace.set(pace)", pace)
+        tab.evaluate(SET_PACE, pace)
 
 
 def at_pace(tab, **changes) -> None:
@@ -78,7 +82,7 @@ def at_pace(tab, **changes) -> None:
 
 def come_back_at_pace(tab, **changes) -> None:
     """As a visitor of before: the pace is in the browser's storage, and told on load."""
-    tab.add_init_script(CLOCK)
+    tab.add_init_script(f"addEventListener('DOMContentLoaded', () => {{ {CLOCK} }})")
     tab.evaluate(
         "pace => localStorage.setItem('medusa-chat-pace', pace)", json.dumps(GPU | changes)
     )
@@ -91,22 +95,22 @@ def is_pace(answer) -> bool:
 
 
 def turn_clock(tab, ms: float) -> None:
-    tab.evaluate("ms => { window.now += ms; medusaShow.look() }", ms)
+    tab.evaluate(script("show", "(window.now += ms, show.look())", "ms"), ms)
 
 
 def shown(tab) -> int:
     """Of how many steps the answer is shown. A view that came late begins anew: it has none yet."""
-    number = "() => { const n = medusaShow.shown(); return n !== '' && String(n); }"
+    number = script("show", "show.shown() !== '' && String(show.shown())")
     return int(tab.wait_for_function(number).json_value())
 
 
 def wait_shown(tab, steps: int) -> None:
-    tab.wait_for_function(f"{SHOWN} === {steps}")
+    tab.wait_for_function(script("show", f"show.shown() === {steps}"))
 
 
 def wait_received(tab) -> None:
     """Until the answer is decoded, and the browser has all of it: only its clock holds it back."""
-    tab.wait_for_function("medusaShow.received() === true")
+    tab.wait_for_function(script("show", "show.received()"))
 
 
 def said(tab) -> str:
@@ -245,12 +249,12 @@ def test_step_by_step_goes_on_by_space(tab, runner):
     begin(tab, runner)
     wait_shown(tab, 1)
     tab.evaluate("document.activeElement.blur()")
-    for shown in (2, 3, 4):
+    for steps in (2, 3, 4):
         tab.keyboard.press(" ")
-        wait_shown(tab, shown)
+        wait_shown(tab, steps)
     turn_clock(tab, 1e6)
     tab.wait_for_selector('svg.tree[data-step="3"]')
-    assert tab.evaluate(SHOWN) == 4  # no clock moves it
+    assert shown(tab) == 4  # no clock moves it
     used = 12 + 1 + sum(len(step.token_ids) for step in runner.last[:4])
     assert tab.inner_text("[data-figure='context'] .value") == str(used)
     for _ in range(STEPS - 4):
@@ -267,7 +271,7 @@ def test_own_clock_is_stretched(tab, runner):
     tab.locator("svg.bars").press(" ")
     tab.wait_for_selector('.play[data-playing="false"]')
     turn_clock(tab, 1000)
-    assert tab.evaluate(SHOWN) == 3
+    assert shown(tab) == 3
     tab.click(".skip")
     wait_end(tab)
 
@@ -294,7 +298,7 @@ def test_a_stream_that_begins_anew_keeps_the_clock(tab, runner):
     tab.evaluate(CUT)
     begin(tab, runner)
     tab.evaluate("cut()")
-    tab.wait_for_function("!medusaShow.isOn()")
+    tab.wait_for_function(script("show", "!show.isOn()"))
     turn_clock(tab, modelled_ms(tab) * 5 + 0.5)
     wait_shown(tab, 5)
 
@@ -306,7 +310,7 @@ def test_a_reload_goes_on_at_the_shown_step(open_tab, runner):
     turn_clock(tab, modelled_ms(tab) * 4 + 0.5)
     wait_shown(tab, 4)
     reload(tab)
-    tab.wait_for_function("window.medusaShow?.isOn()")
+    tab.wait_for_function(script("show", "show.isOn()"))
     wait_shown(tab, 4)
     tab.wait_for_selector('svg.tree[data-step="3"]')
     tab.click(".skip")
@@ -330,7 +334,7 @@ def test_a_message_waits_for_the_shown_end_or_skips_to_it(tab, runner):
     assert tab.locator("#history .user-row").count() == 1
     tab.click("#next .skip")
     tab.wait_for_function("document.querySelectorAll('#history .user-row').length === 2")
-    tab.wait_for_function("medusaShow.isOn()")
+    tab.wait_for_function(script("show", "show.isOn()"))
     tab.click("#tree .skip")
     wait_end(tab)
     assert tab.locator("#history .bot").count() == 2

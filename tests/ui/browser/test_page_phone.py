@@ -160,7 +160,10 @@ def test_the_composer_lies_over_nothing_of_the_conversation(phone, size):
 
 def test_the_tabs_and_the_model_are_seen(phone):
     assert "scripted" in phone.inner_text("#status")
-    phone.evaluate("medusaNotify('warning', 'Something has to be told. '.repeat(12), 0)")
+    phone.evaluate(
+        "import('medusa/page.js').then(({ notify }) =>"
+        " notify('warning', 'Something has to be told. '.repeat(12), 0))"
+    )
     note, header = phone.locator("#notices button").bounding_box(), phone.locator("#header")
     assert note["height"] > 80 and note["y"] + note["height"] <= header.bounding_box()["y"]
     phone.click("#notices button")
