@@ -24,6 +24,7 @@ from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.eagle_file import EagleFile
 from medusa_chat.checkpoints.layouts.hydra_file import HydraFile
 from medusa_chat.checkpoints.layouts.mlp_file import MlpFile
+from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.path_head_weights import read_hydra, read_mlp
 from medusa_chat.checkpoints.places import opened
@@ -56,13 +57,29 @@ class ReadDraft:
     notes: tuple[str, ...]
 
 
-def fetch_draft(request: LoadRequest) -> Generator[News, None, Checkpoint | DrafterFile | None]:
-    """Find the drafter that a request names, and download what is missing; None without one. Raises
-    as fetch does."""
+def fetch_draft(
+    request: LoadRequest, found: Checkpoint
+) -> Generator[News, None, Checkpoint | DrafterFile | None]:
+    """Find the drafter that a request names, and download what is missing; None without one. found:
+    the backbone. Raises as fetch does, and ModelError for a drafter of another backbone before
+    anything is downloaded."""
     if request.draft is None:
         return None
-    place = yield from fetch_files(request.draft, request.offline)
-    drafter = drafter_in(opened(place))
+    config = _text_config(found)
+    layers, tokens = int(config.num_hidden_layers), int(config.vocab_size)
+    sizes = Sizes(int(config.hidden_size), layers, tokens)
+
+    def fitting(source: Source) -> DrafterFile | None:
+        drafter = drafter_in(source)
+        if drafter is not None:
+            drafter.refuse_other(sizes)
+        return drafter
+
+    def require(source: Source) -> None:
+        fitting(source)
+
+    place = yield from fetch_files(request.draft, request.offline, require)
+    drafter = fitting(opened(place))
     if drafter is not None:
         return drafter
     return (yield from fetch(LoadRequest(request.draft, offline=request.offline), False))

@@ -154,6 +154,8 @@ def test_the_backbone_of_another_width_is_refused(tmp_path):
     found = found_in(write(tmp_path, dflash_files.tensors(HIDDEN), dflash_files.config(HIDDEN)))
     with pytest.raises(ModelError, match="reads states of 32 numbers, and the backbone's have 64"):
         found.refuse_other(Sizes(64, 6, VOCABULARY))
+    with pytest.raises(ModelError, match="was trained on a model of 48 tokens, and the backbone"):
+        found.refuse_other(Sizes(32, 6, 32_000))
 
 
 def test_it_is_told_what_it_is_and_needs(tmp_path):

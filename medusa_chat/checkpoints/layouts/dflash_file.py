@@ -84,6 +84,7 @@ class DFlashFile(DrafterFile):
                 f"{self.path} reads states of {width} numbers, and the backbone's have "
                 f"{backbone.hidden}: give the backbone that it was trained on"
             )
+        self.refuse_tokens(backbone)
         refuse_taps(self.path, self.taps(backbone.layers), self.tap_count, backbone.layers)
         if self.mask >= backbone.vocabulary and "embed_tokens.weight" not in self.names:
             raise ModelError(

@@ -18,6 +18,7 @@ from medusa_chat.units import gb
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "hydra_lm_head.pt")
 INDEX = "model.safetensors.index.json"
+PADDING = 4096  # tokens by which the tables of one tokenizer may differ
 # a layer's tensors in files of llama.cpp -> transformers
 GGUF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -104,6 +105,16 @@ class DrafterFile:
         """Raises ModelError where the backbone is not the one that it was trained on, as far as
         the shapes and the config tell."""
         raise NotImplementedError
+
+    def refuse_tokens(self, backbone: Sizes) -> None:
+        """Raises ModelError for a backbone with another vocabulary, whose padding may differ."""
+        table = self.shapes.get("embed_tokens.weight")
+        own = table[0] if table else self.config.get("vocab_size")
+        if type(own) is int and abs(own - backbone.vocabulary) > PADDING:
+            raise ModelError(
+                f"{self.path} was trained on a model of {own:,} tokens, and the backbone has "
+                f"{backbone.vocabulary:,}: give the backbone that it was trained on"
+            )
 
     @property
     def layers(self) -> int:

@@ -86,6 +86,7 @@ class EagleFile(DrafterFile):
 
     def refuse_other(self, backbone: Sizes) -> None:
         """See DrafterFile."""
+        self.refuse_tokens(backbone)
         count = self.tap_count(backbone.hidden)
         refuse_taps(self.path, self.taps(count, backbone.layers), count, backbone.layers)
 
