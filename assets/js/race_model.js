@@ -24,14 +24,16 @@ function modelledSide(side, of) {
   return { ...side, frames, first_ms: first, total_ms: ms, step_ms: step, rate };
 }
 
-function modelledVerdict({ sides, speedup, overhead, acceleration_rate, hedge }, of) {
+function modelledVerdict({ sides, base: against, speedup, overhead, acceleration_rate, hedge }, of) {
   const name = sides[1].name;
+  const base = against || "plain decoding";
   const where = `on an ${of.gpu} (${of.size}, ${of.precision})`;
   if (speedup >= 1) {
-    return `${name} would be ${number(speedup, 2)}× as fast as plain decoding ${where}.${hedge}`;
+    return `${name} would be ${number(speedup, 2)}× as fast as ${base} ${where}.${hedge}`;
   }
   const cost = `A step costs ${number(overhead, 2)} plain steps`;
   const gives = `gives ${number(acceleration_rate, 2)} tokens`;
+  const causes = base === "plain decoding" ? ` ${cost} and ${gives}.` : "";
   const ratio = `${number(speedup, 2)}×`;
-  return `${name} would be slower than plain decoding ${where}: ${ratio}. ${cost} and ${gives}.${hedge}`;
+  return `${name} would be slower than ${base} ${where}: ${ratio}.${causes}${hedge}`;
 }

@@ -53,8 +53,11 @@ def _of_sizes(
 ) -> Iterator[Row]:
     """Tokens a step where every draft has a fixed number of nodes, the root included: one answer
     each, since time does not matter. Sizes that a drafter does not have are left out."""
+    chains = {kinds.LOOKUP.name} | (
+        {kinds.AUTO} if context.loaded.kind_for_auto() is None else set()
+    )
     for name in names:
-        for nodes in SIZES if OURS[name] != kinds.LOOKUP.name else SIZES[:3]:  # a chain of 16
+        for nodes in SIZES[:3] if OURS[name] in chains else SIZES:  # a chain has at most 16
             settings = GenerationSettings(drafter=OURS[name], nodes=nodes, seed=0)
             function = partial(page_run, context, settings=settings)
             try:

@@ -159,7 +159,7 @@ def inspect(
     report = _nothing_of(name, context)
     try:
         if (drafter := drafter_in(source)) is not None:
-            said = f"it takes {drafter.cost}", f"it {drafter.use}"
+            said = f"it {drafter.use}", f"it takes {drafter.cost}"
             return replace(report, drafter=drafter.words, notes=said)
         found = survey(source)
     except ModelError as error:

@@ -101,6 +101,17 @@ def test_plain_against_plain_is_refused(scripted):
         result(scripted, GenerationSettings(drafter="none"))
 
 
+def test_two_drafters_are_raced_and_the_first_is_the_baseline(scripted):
+    found = result(scripted, replace(SHORT, drafter="medusa"), against="prompt-lookup")
+    assert [s.drafter for s in scripted.runner.settings[-2:]] == ["prompt-lookup", "medusa"]
+    assert found.baseline.startswith("our decoding with Prompt lookup, ")
+    left, right = found.plain.stats, found.drafted.stats
+    assert left.acceleration_rate > 1, "the left side drafts, too"
+    assert found.speedup == pytest.approx(right.tokens_per_second / left.tokens_per_second)
+    with pytest.raises(UsageError, match="both sides would be medusa"):
+        result(scripted, replace(SHORT, drafter="medusa"), against="medusa")
+
+
 def test_a_model_changed_in_between_is_refused(scripted):
     traces = [list(scripted.runner.run(Reply(STORY, SHORT))) for _ in range(2)]
     traces[1][0] = replace(traces[1][0], precision="bf16")

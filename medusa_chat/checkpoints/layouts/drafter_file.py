@@ -5,7 +5,7 @@ them to its own names for them, and refuses what it has no place for.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,20 +181,23 @@ class Found(NamedTuple):
         return {canonical(name): name for name in self.shapes}
 
 
-def found_in(source: Source, weights: tuple[str, ...] = WEIGHTS) -> Found | None:
-    """The weight files of a folder, or its only GGUF file. Raises ModelError."""
+def found_in(source: Source, is_drafter: Callable[[Iterable[str]], bool]) -> Found | None:
+    """The weight files of a folder, or its only GGUF file; of several files that an index lists
+    only where its tensors are a drafter's. Raises ModelError."""
     files = source.files()
-    stored = next((name for name in files if name.endswith(".gguf")), None)
-    if stored is not None and all(n.endswith((".gguf", ".md")) for n in files):
-        header = read_gguf(source, stored)
+    stored = [name for name in files if name.endswith(".gguf")]
+    if len(stored) == 1:
+        header = read_gguf(source, stored[0])
         shapes = {name: tuple(one.shape) for name, one in header.tensors.items()}
-        return Found(source, (stored,), shapes, header)
-    chosen = [name for name in weights if name in files][:1]
+        return Found(source, (stored[0],), shapes, header)
+    if stored or "config.json" not in files:
+        return None
+    chosen = [name for name in WEIGHTS if name in files][:1]
     if not chosen and INDEX in files:
         table = read_json(source, INDEX).get("weight_map")
-        named = set(table.values()) if isinstance(table, dict) else set()
-        chosen = sorted(name for name in named if name in files)
-    if not chosen or "config.json" not in files:
+        named = table if isinstance(table, dict) and is_drafter(table) else {}
+        chosen = sorted({file for file in named.values() if file in files})
+    if not chosen:
         return None
     shapes = {}
     for file in chosen:

@@ -17,7 +17,7 @@ UNNAMED_DRAFTER = "holds a drafter, not a model: give it as --draft"
 def drafter_in(source: Source) -> DrafterFile | None:
     """The drafter in a source, None where it holds none. Raises ModelError for one that is not
     known."""
-    found = found_in(source)
+    found = found_in(source, is_drafter)
     if found is None:
         return None
     return next((made for read in READERS if (made := read(found)) is not None), None)

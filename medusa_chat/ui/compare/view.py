@@ -1,6 +1,7 @@
 """A comparison as data for the Compare tab: progress, recordings, figures, sentences. No gradio."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from medusa_chat.decoding.drafters import kinds
@@ -23,9 +24,23 @@ ENDS = {
 }
 
 
-def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
-    """What runs now. limit: tokens at most. wait: why nothing runs yet; empty when it does."""
-    name = "plain" if progress.side == "plain" else "with the drafter"
+def lane_names(against: str, drafter: str | None) -> list[str]:
+    """What the two sides are called while they run."""
+    if against == kinds.NONE.name:
+        return ["Plain", "With the drafter"]
+    return [NAMES[against], NAMES[drafter or kinds.AUTO]]
+
+
+def progress_view(
+    progress: Progress,
+    limit: int,
+    wait: str,
+    names: Sequence[str] = ("Plain", "With the drafter"),
+) -> dict[str, Any]:
+    """What runs now. limit: tokens at most. wait: why nothing runs yet; empty when it does. names:
+    of the sides."""
+    name = names[progress.side != "plain"]
+    name = name.lower() if names[0] == "Plain" else f"with {name}"
     where = f"{name} ({progress.place} of 2)"
     spoken = ""
     if progress.stage == "waiting":
@@ -40,6 +55,7 @@ def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
         "state": "running",
         "status": status,
         "spoken": spoken,  # for screen readers: only what lasts
+        "names": list(names),
         "stage": progress.stage,
         "side": progress.side,
         "place": progress.place,
@@ -59,12 +75,13 @@ def result_view(comparison: Comparison) -> dict[str, Any]:
         "whose": "demo" if comparison.model == "demo" else "model",
         "is_slower": bool(comparison.speedup and comparison.speedup < 1),
         "speedup": _ratio(comparison.speedup),
-        "acceleration_rate": _ratio(comparison.acceleration_rate),
+        "acceleration_rate": _ratio(comparison.relative_rate),
         "overhead": _ratio(comparison.overhead),
         "wall_clock_ratio": _ratio(comparison.wall_clock_ratio),
         "total_ratio": _ratio(comparison.total_ratio),
         "is_same_length": len(one.token_ids) == len(two.token_ids),
         "baseline": comparison.baseline,
+        "base": base_name(comparison),
         "how": how(comparison),
         "identical": comparison.difference is None,
         "tokens": len(one.token_ids),
@@ -72,17 +89,25 @@ def result_view(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def base_name(comparison: Comparison) -> str:
+    """What the drafted side is measured against, within a sentence."""
+    return "plain decoding" if comparison.is_against_plain else _name(comparison.plain)
+
+
 def verdict(comparison: Comparison) -> str:
     """The comparison in one sentence or two; plain when the drafter does not pay."""
     name, speedup = _name(comparison.drafted), comparison.speedup
     if speedup is None:
         return "The answers are too short to compare: give more tokens."
+    base, ratio, doubt = base_name(comparison), f"{_ratio(speedup):.2f}×", hedge(comparison)
     if speedup >= 1:
-        return f"{name} is {_ratio(speedup):.2f}× as fast as plain decoding.{hedge(comparison)}"
+        return f"{name} is {ratio} as fast as {base}.{doubt}"
+    if not comparison.is_against_plain:
+        return f"{name} is slower than {base} here: {ratio}.{doubt}"
     return (
-        f"{name} is slower than plain decoding here: {_ratio(speedup):.2f}×. A step costs "
+        f"{name} is slower than plain decoding here: {ratio}. A step costs "
         f"{_ratio(comparison.overhead):.2f} plain steps and gives "
-        f"{_ratio(comparison.acceleration_rate):.2f} tokens.{hedge(comparison)}"
+        f"{_ratio(comparison.acceleration_rate):.2f} tokens.{doubt}"
     )
 
 
@@ -98,7 +123,8 @@ def how(comparison: Comparison) -> str:
     tree = f", tree {settings['tree']} with {settings['nodes']} nodes"
     tree = "" if _is_lookup(comparison) else tree
     test = f" (ε {settings['posterior_threshold']:g}, δ {settings['posterior_alpha']:g})"
-    order = "plain first" if comparison.is_plain_first else "plain second"
+    name = "plain" if comparison.is_against_plain else _name(comparison.plain)
+    order = f"{name} first" if comparison.is_plain_first else f"{name} second"
     return (
         f"{without_folders(comparison.model)}, {comparison.precision}, {comparison.device}. "
         f"{settings['acceptance']} acceptance{test if comparison.is_lossy else ''}, "

@@ -28,8 +28,9 @@ SETTINGS = (
     *("posterior_threshold", "posterior_alpha"),
 )
 WHOLE = ("top_k", "nodes", "max_new_tokens")
-OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
+OTHERS = ("drafter", "against", "tree", "seed", "stop", "vanilla", "locked")
 DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
+SIDES = (kinds.NONE.name, *DRAFTERS)  # what a race may be against
 LABELS = {  # of the settings, as the page names them
     "acceptance": "Acceptance",
     "temperature": "Temperature",
@@ -43,6 +44,7 @@ LABELS = {  # of the settings, as the page names them
     "locked": "lock δ = √ε",
     "posterior_alpha": "δ (alpha)",
     "drafter": "Drafter",
+    "against": "Against",
     "tree": "Tree",
     "nodes": "Nodes",
     "max_new_tokens": "Max new tokens",
@@ -54,13 +56,14 @@ LABELS = {  # of the settings, as the page names them
 @dataclass(frozen=True)
 class Inputs:
     """What an event may use. row: of the conversation that is shown. is_paced: whether the browser
-    shows the answer slower than it comes."""
+    shows the answer slower than it comes. against: the drafter of the other side of a race."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     row: int | None = None
     is_paced: bool = False
+    against: str = kinds.NONE.name
 
     @property
     def overhead(self) -> int:
@@ -110,6 +113,7 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
             text=_message(posted["text"]) if "text" in posted else "",
             system=clean("the system prompt", posted.get("system", "")).strip(),
             row=_row(posted.get("row")),
+            against=one_of("against", posted.get("against", SIDES[0]), SIDES),
         )
     except UsageError as error:
         raise UsageError(_clean_line(_as_labelled(str(error)))) from None
