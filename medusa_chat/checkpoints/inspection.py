@@ -7,6 +7,7 @@ from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
+from medusa_chat.checkpoints.layouts.drafter_file import DrafterFile
 from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
@@ -159,8 +160,7 @@ def inspect(
     report = _nothing_of(name, context)
     try:
         if (drafter := drafter_in(source)) is not None:
-            said = f"it {drafter.use}", f"it takes {drafter.cost}"
-            return replace(report, drafter=drafter.words, notes=said)
+            return _of_drafter(report, drafter)
         found = survey(source)
     except ModelError as error:
         return replace(report, problems=(str(error),))
@@ -199,6 +199,12 @@ def inspect(
     except ModelError as error:
         return _with(report, str(error))
     return report
+
+
+def _of_drafter(report: Inspection, drafter: DrafterFile) -> Inspection:
+    """The report of what is no model: first how it is used, then what it takes."""
+    said = f"it {drafter.use}", f"it takes {drafter.cost}"
+    return replace(report, drafter=drafter.words, notes=said)
 
 
 def _with_choice(report: Inspection, machine: DeviceMemory, cpu: Cpu) -> Inspection:
