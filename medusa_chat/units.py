@@ -27,6 +27,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def duration(seconds: float) -> str:
+    """A time with three digits: 4.56 ms, 444 ms, 1.32 s, 59.9 s; minutes from 100 s on: 2:05."""
+    if seconds >= 99.95:
+        return clock(seconds)
+    return _largest(seconds, ("s", 1), ("ms", 1e-3)) or f"{seconds * 1000:.2f} ms"
+
+
 def transfer(done: int, total: int, rate: float | None) -> list[str]:
     """Progress of a download: percentage, bytes and, if the rate is known, speed and time left."""
     parts = [f"{100 * done // total if total else 100}%", f"{gb(done)} of {gb(total)}"]

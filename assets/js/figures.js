@@ -1,16 +1,16 @@
 // What a race came to: its verdict, the first difference, the figures, measured and modelled.
 import { facts, race, result } from "./compare.js";
 import { button, make } from "./elements.js";
-import { counted, number } from "./format.js";
+import { counted, duration, number } from "./format.js";
 import { lanes, track } from "./lanes.js";
 import { pace } from "./pace.js";
 import { isGpuClock } from "./race.js";
-import { end, pause, seconds, seek } from "./replay.js";
+import { end, pause, seek } from "./replay.js";
 
 const TIMES = [
   ["tokens/s", (side) => number(side.rate, 1)],
-  ["time to first token", (side) => time(side.first_ms)],
-  ["total time", (side) => time(side.total_ms)],
+  ["time to first token", (side) => duration(side.first_ms)],
+  ["total time", (side) => duration(side.total_ms)],
   ["ms per step", (side) => number(side.step_ms, 2)],
 ];
 const COUNTS = [
@@ -19,11 +19,6 @@ const COUNTS = [
   ["tokens per step", (side) => number(side.per_step, 2)],
   ["end", (side) => side.end],
 ];
-
-export function time(ms) {
-  if (ms === null) return "–";
-  return ms < 1000 ? `${ms.toFixed(ms < 10 ? 2 : 0)} ms` : seconds(ms);
-}
 
 function table() {
   const box = make("table", "compare-table");
@@ -73,17 +68,20 @@ function equation() {
     make("span", "sign", "="),
     term(number(race.acceleration_rate, 2), rate),
     make("span", "sign", "/"),
-    term(number(race.overhead, 2), `overhead${kind} (${steps})`),
+    term(number(isPlain ? Math.max(1, race.overhead) : race.overhead, 2), `overhead${kind} (${steps})`),
   );
+  if (isPlain && race.overhead !== null && race.overhead < 1) box.append(make("span", "label", noise(race.overhead)));
   return box;
+}
+
+function noise(overhead) {
+  return `${number(overhead, 2)} was measured: noise, for a tree costs no less than its root.`;
 }
 
 function ratios() {
   const wall = `Wall-clock ratio of the decoding: ${number(result.wall_clock_ratio, 2)}×`;
   const whole = `with time to first token: ${number(result.total_ratio, 2)}×.`;
-  const lengths = result.is_same_length
-    ? ""
-    : " The answers differ in length: the speedup is per token, these ratios are of whole answers.";
+  const lengths = result.is_race ? "" : " The speedup is per token, these ratios are of whole answers.";
   return `${wall}; ${whole}${lengths}`;
 }
 

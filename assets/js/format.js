@@ -27,3 +27,10 @@ export function counted(count, what) {
 export function number(value, digits) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
 }
+
+// A time with three digits: 4.56 ms, 444 ms, 1.32 s, 59.9 s.
+export function duration(ms) {
+  if (ms === null) return "–";
+  const [value, unit] = ms < 999.5 ? [ms, "ms"] : [ms / 1000, "s"];
+  return `${value >= 99.95 ? count(Math.round(value)) : Number(value.toPrecision(3))} ${unit}`;
+}

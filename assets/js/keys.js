@@ -72,7 +72,7 @@ function endEdit(name) {
 
 // Where a click leaves the keyboard nowhere, for its button goes or is switched off, one goes on writing.
 const LEAVES_NOTHING =
-  "#examples button, #regenerate, #proceed, #undo, #stop:focus," +
+  "#examples button, #regenerate, #proceed, #undo, #redo, #stop:focus," +
   "#history button:is([aria-label=Submit], [aria-label=Cancel])";
 document.addEventListener("click", ({ target }) => {
   if (matchMedia("(hover: hover)").matches && target.closest?.(LEAVES_NOTHING)) write();

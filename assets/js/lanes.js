@@ -2,8 +2,7 @@
 // and not what is there.
 import { race, result } from "./compare.js";
 import { make, say, scrollRegion } from "./elements.js";
-import { time } from "./figures.js";
-import { counted, number } from "./format.js";
+import { counted, duration, number } from "./format.js";
 import { isGpuClock } from "./race.js";
 import { at } from "./replay.js";
 
@@ -129,6 +128,6 @@ export function show(lane) {
 function flagOf(side) {
   const other = race.sides.find((one) => one !== side);
   if (side.total_ms >= other.total_ms) return "finished";
-  if (!race.is_same_length) return "⚑ finished first";
-  return `⚑ finished first: ${time(side.total_ms)} against ${time(other.total_ms)}`;
+  if (!race.is_race) return "⚑ finished first";
+  return `⚑ finished first: ${duration(side.total_ms)} against ${duration(other.total_ms)}`;
 }

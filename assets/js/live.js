@@ -1,7 +1,7 @@
 // The answer while it is written. The value is JSON lines that only grow: a list is pieces of
 // text, [tokens, text, tokens, text ...]; {"thought": s} more of what the model thinks, which is no
 // part of the text; {"status": s} what happens before there is either;
-// {"error": s} why nothing comes; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
+// {"error": s} why nothing comes; {"news": s} what is no fault; {"done": s} all that was said, once it is over. The rendered text has a block of its own; this one shows the
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
 import { blockOf } from "./block.js";
@@ -20,12 +20,13 @@ const summary = make("summary", "", "Thinking …");
 const reasoning = make("div", "live-reasoning");
 const status = withRole(make("div", "live-status"), "status");
 const error = withRole(make("div", "live-error"), "alert");
+const news = withRole(make("div", "live-news"), "status");
 const voice = make("div", "visually-hidden");
 voice.id = "voice";
 voice.setAttribute("aria-live", "polite");
 thought.hidden = true;
 thought.append(summary, reasoning);
-root.replaceChildren(thought, status, error, voice);
+root.replaceChildren(thought, status, error, news, voice);
 
 let read = "";
 let pieces = [];
@@ -74,6 +75,7 @@ function reset() {
   inner = "";
   status.textContent = "";
   error.textContent = "";
+  news.textContent = "";
 }
 
 // What is new in the value, at once: the next one may replace it within the same frame.
@@ -91,6 +93,7 @@ function take(value) {
     } else if ("thought" in item) inner += item.thought;
     else if ("status" in item) status.textContent = item.status;
     else if ("error" in item) error.textContent = item.error;
+    else if ("news" in item) news.textContent = item.news;
     else if ("done" in item) {
       announce(item.done, true); // an answer may be over before any of it was seen here
       isOver = true;
@@ -111,7 +114,7 @@ function draw() {
     box?.setAttribute("data-busy", busy);
   }
   window.dispatchEvent(new CustomEvent("medusa-live", { detail: { pieces } }));
-  if (box && error.textContent) box.scrollTop = box.scrollHeight;
+  if (box && (error.textContent || news.textContent)) box.scrollTop = box.scrollHeight;
 }
 
 watch(() => take(value()));

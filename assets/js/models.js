@@ -7,7 +7,7 @@ import { askTry, takeTry } from "./try.js";
 const { root, trigger, onValue, every, isInSight } = blockOf("models");
 const GROUPS = {
   typed: "What you typed",
-  known: "Known to be good",
+  known: "Known checkpoints, as their pages describe them",
   found: "On the Hub",
   gguf: "GGUF files on this disk",
   here: "More on this disk",
@@ -92,7 +92,7 @@ function acts(row) {
     else if (text === "Try it") askTry(row.id);
     else trigger("load_model", { id: row.id });
   });
-  box.append(load);
+  if (!row.is_away) box.append(load);
   if (row.delete) {
     const label = `${row.delete}: ${row.id}`;
     box.append(rowButton("delete", row.delete, label, () => ask(row.id, "delete")));

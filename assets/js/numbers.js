@@ -1,6 +1,6 @@
 // The figures of the answer: built once, then only the texts that changed are written.
 import { make, say } from "./elements.js";
-import { count, number } from "./format.js";
+import { count, duration, number } from "./format.js";
 import { modelledFigures } from "./modelled.js";
 
 export const figures = make("div", "figures");
@@ -77,9 +77,9 @@ export function drawFigures(f) {
   figures.classList.toggle("is-modelled", Boolean(modelled));
   drawSplit(f.split_ms);
   drawContext(f);
-  say(first.value, f.first_ms === null ? "–" : `${count(Math.round(f.first_ms))} ms`);
+  say(first.value, duration(f.first_ms));
   say(first.under, "from Send");
-  say(prefill.value, f.prefill_ms === null ? "–" : `${count(Math.round(f.prefill_ms))} ms`);
+  say(prefill.value, duration(f.prefill_ms));
   const reused = f.reused ? `, ${count(f.reused)} reused` : "";
   say(prefill.under, f.prompt === null ? "" : `${count(f.prompt)} tokens${reused}`);
   drawPlain(f, Boolean(modelled));
@@ -97,7 +97,8 @@ function drawTiles(f, on) {
   say(tiles.per_step.value, number(on.per_step, 2));
   say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
   say(tiles.ms.value, number(on.ms, 1));
-  say(tiles.ms.under, on.overhead === null ? "" : `${number(on.overhead, 2)} × a plain step`);
+  const cost = on.is_noise ? "as a plain step, within noise" : `${number(on.overhead, 2)} × a plain step`;
+  say(tiles.ms.under, on.overhead === null ? "" : cost);
 }
 
 function drawSplit(parts) {

@@ -1,5 +1,6 @@
 // A line in the empty Chat page: the demo is a toy, and a real model is one click away. OFFER: the
-// model, as rows.offer has it. Guests load no models.
+// model, as rows.offer has it; empty where it would have to be downloaded and there is no network. Guests
+// load no models.
 import { blockOf } from "./block.js";
 import { button, make } from "./elements.js";
 import { page } from "./page.js";
@@ -11,7 +12,7 @@ const take = button("offer-take", text, () => askTry(id));
 
 function meet() {
   const model = page.model;
-  root.hidden = !model?.isDemo || model.isGuest;
+  root.hidden = !id || !model?.isDemo || model.isGuest;
 }
 
 root.replaceChildren(make("p", "offer-text", toy), take);

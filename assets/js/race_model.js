@@ -1,6 +1,8 @@
 // A race on the clock of a named GPU: the same steps, with the times of that.
-import { number } from "./format.js";
+import { duration, number } from "./format.js";
 import { gpuMs } from "./gpu.js";
+
+const PLAIN = "plain decoding";
 
 // The result with the times of that GPU.
 export function modelled(found, of) {
@@ -8,7 +10,8 @@ export function modelled(found, of) {
   const [plain, drafted] = sides;
   const speedup = plain.rate && drafted.rate ? drafted.rate / plain.rate : null;
   const overhead = speedup === null ? null : drafted.step_ms / plain.step_ms;
-  const made = { ...found, sides, speedup, overhead, is_slower: speedup !== null && speedup < 1 };
+  const ratio = found.is_race ? plain.total_ms / drafted.total_ms : speedup;
+  const made = { ...found, sides, speedup, overhead, ratio, is_slower: ratio !== null && ratio < 1 };
   return { ...made, verdict: speedup === null ? found.verdict : modelledVerdict(made, of) };
 }
 
@@ -24,16 +27,17 @@ function modelledSide(side, of) {
   return { ...side, frames, first_ms: first, total_ms: ms, step_ms: step, rate };
 }
 
-function modelledVerdict({ sides, base: against, speedup, overhead, acceleration_rate, hedge }, of) {
-  const name = sides[1].name;
-  const base = against || "plain decoding";
+// It follows from the race that is shown, as the verdict on what was measured does.
+function modelledVerdict(found, of) {
+  const { sides, base = PLAIN, ratio: times, is_race, overhead, acceleration_rate, hedge } = found;
+  const [left, { name, total_ms }] = sides;
+  const race = is_race ? `: ${duration(total_ms)} against ${duration(left.total_ms)}` : ", per token";
   const where = `on an ${of.gpu} (${of.size}, ${of.precision})`;
-  if (speedup >= 1) {
-    return `${name} would be ${number(speedup, 2)}× as fast as ${base} ${where}.${hedge}`;
+  if (times >= 1) {
+    return `${name} would be ${number(times, 2)}× as fast as ${base} ${where}${race}.${hedge}`;
   }
   const cost = `A step costs ${number(overhead, 2)} plain steps`;
   const gives = `gives ${number(acceleration_rate, 2)} tokens`;
-  const causes = base === "plain decoding" ? ` ${cost} and ${gives}.` : "";
-  const ratio = `${number(speedup, 2)}×`;
-  return `${name} would be slower than ${base} ${where}: ${ratio}.${causes}${hedge}`;
+  const causes = base === PLAIN ? ` ${cost} and ${gives}.` : "";
+  return `${name} would be slower than ${base} ${where}, ${number(times, 2)}×${race}.${causes}${hedge}`;
 }

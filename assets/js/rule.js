@@ -7,12 +7,14 @@ export function judge(step, rule) {
   const { epsilon, delta } = rule;
   const limits = step.entropy.map((h) => (h === null ? null : delta * Math.exp(-h)));
   const threshold = limits.map((limit) => (limit === null ? null : Math.min(epsilon, limit)));
+  // Where everything passes (a threshold of 0) or nothing does there is no distance to tell.
   const margin = step.parent.map((parent, node) =>
-    node && threshold[parent] !== null && step.p[node] !== null
-      ? Math.max(-99, Math.min(99, Math.log(Math.max(step.p[node], 1e-45) / Math.max(threshold[parent], 1e-45))))
+    node && threshold[parent] && step.p[node]
+      ? Math.max(-99, Math.min(99, Math.log(step.p[node] / threshold[parent])))
       : null,
   );
-  const taken = bestPath(step, (node) => margin[node] > 0);
+  const above = (node) => threshold[step.parent[node]];
+  const taken = bestPath(step, (node) => above(node) !== null && step.p[node] > above(node));
   const state = step.parent
     .map((parent, node) => (taken.has(node) ? "a" : taken.has(parent) ? "r" : "u"))
     .join("");

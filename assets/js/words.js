@@ -66,8 +66,8 @@ export function stateWords(data, step, node) {
   if (state === "e") return "behind the end: the answer ended above it";
   if (isTypical(step)) {
     if (state === "a") return "accepted: its probability is over the threshold";
-    const margin = figure(step.margin, node);
-    if (margin !== null && margin > 0) return "passed the test, but a longer or likelier path won";
+    const isOver = figure(step.margin, node) > 0 || figure(step.threshold, step.parent[node]) === 0;
+    if (isOver) return "passed the test, but a longer or likelier path won";
     return "tested and rejected: its probability is under the threshold";
   }
   if (figure(step.same, node) === null) return state === "a" ? "accepted" : "tested and rejected";

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple, Self
 class AnswerFigures(NamedTuple):
     """model: its name as guests see it. rate: tokens per second; per_step: tokens per step; None
     without steps. is_plain: whether it was plain decoding. ratio: its speed against plain decoding
-    timed beside it; None where none was."""
+    timed beside it; None where none was. first_seconds: from asking to the first token; None where
+    it is not known."""
 
     model: str
     rate: float | None = None
     per_step: float | None = None
     is_plain: bool = False
     ratio: float | None = None
+    first_seconds: float | None = None
 
     @classmethod
     def from_json(cls, values: Any) -> Self | None:
@@ -20,7 +22,7 @@ class AnswerFigures(NamedTuple):
         if values is None:
             return None
         made = cls(*values)
-        rates = (made.rate, made.per_step, made.ratio)
+        rates = (made.rate, made.per_step, made.ratio, made.first_seconds)
         if not isinstance(made.model, str) or type(made.is_plain) is not bool:
             raise ValueError("it contains something that is not a model's name")
         if not all(rate is None or type(rate) in (int, float) for rate in rates):
@@ -32,7 +34,8 @@ class AnswerFigures(NamedTuple):
         none covers the whole answer. None where the earlier model is not known."""
         if before is None:
             return None
-        return type(self)(", ".join(dict.fromkeys((*before.model.split(", "), self.model))))
+        models = ", ".join(dict.fromkeys((*before.model.split(", "), self.model)))
+        return type(self)(models, first_seconds=self.first_seconds)
 
     @property
     def speed(self) -> str:

@@ -12,6 +12,7 @@ from medusa_chat.decoding.reasoning import BETWEEN
 from medusa_chat.decoding.settings import GREEDY, GenerationSettings
 from medusa_chat.errors import MedusaChatError, ModelError, UsageError
 from medusa_chat.messages import Fresh, Peek, PeekRequest, Text
+from medusa_chat.runtime.repetition import repeats_from
 from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.session import Session
 
@@ -32,7 +33,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Recording:
-    """One answer with its timing. token_texts: the text of each token."""
+    """One answer with its timing. token_texts: the text of each token. loop: the index of the first
+    token from which on it only repeats itself, None where it does not; counted: the figures of the
+    steps before it, of all where there is none."""
 
     drafter: str
     frames: tuple[Frame, ...]
@@ -41,20 +44,27 @@ class Recording:
     text: str
     reason: Reason
     stats: Stats
+    counted: Stats
+    loop: int | None = None
 
     @classmethod
     def of(cls, trace: Sequence[Event]) -> Self:
         """The recording of a whole trace: Prefilled, steps, Finished."""
-        first, *steps, last = trace
+        first, *middle, last = trace
         assert isinstance(first, Prefilled) and isinstance(last, Finished)
+        steps = [event for event in middle if isinstance(event, Step)]
+        loop = repeats_from(last.token_ids)
+        until = None if loop is None else _until(loop - len(first.token_ids), steps, last)
         return cls(
             drafter=first.settings.get("drafter") or "",
             frames=tuple(_frames(trace)),
             token_ids=last.token_ids,
-            token_texts=_token_texts(last.token_ids, [s for s in steps if isinstance(s, Step)]),
+            token_texts=_token_texts(last.token_ids, steps),
             text="".join(frame.text for frame in _frames(trace)),
             reason=last.reason,
             stats=last.stats,
+            counted=until or last.stats,
+            loop=loop,
         )
 
     @property
@@ -107,27 +117,49 @@ class Comparison:
 
     @property
     def acceleration_rate(self) -> float | None:
-        """Tokens per step of the drafted side."""
-        return self.drafted.stats.acceleration_rate
+        """Tokens per step of the drafted side, until it repeats itself."""
+        return self.drafted.counted.acceleration_rate
 
     @property
     def relative_rate(self) -> float | None:
         """Tokens per step of the drafted side over those of the other: 1 where that is plain."""
-        theirs = 1.0 if self.is_against_plain else self.plain.stats.acceleration_rate
+        theirs = 1.0 if self.is_against_plain else self.plain.counted.acceleration_rate
         rate = self.acceleration_rate
         return rate / theirs if rate and theirs else None
 
     @property
     def overhead(self) -> float | None:
-        """Milliseconds per tree step over milliseconds per step of the other side."""
-        ours, plain = self.drafted.stats.step_seconds, self.plain.stats.step_seconds
+        """Milliseconds per step over milliseconds per step of the other side. Below 1 it is noise
+        of the measurement where that is plain: a tree costs no less than its root alone."""
+        ours, plain = self.drafted.counted.step_seconds, self.plain.counted.step_seconds
         return ours / plain if ours and plain else None
 
     @property
+    def is_noise(self) -> bool:
+        """Whether the overhead is one that no tree can have."""
+        return self.is_against_plain and (self.overhead or 1.0) < 1
+
+    @property
     def speedup(self) -> float | None:
-        """Acceleration rate / overhead: the ratio of the tokens per second, without prefill."""
+        """Acceleration rate / overhead, where noise counts as 1: the ratio of the tokens per second,
+        without prefill."""
         rate, overhead = self.relative_rate, self.overhead
-        return rate / overhead if rate and overhead else None
+        if not rate or not overhead:
+            return None
+        return rate / (1.0 if self.is_noise else overhead)
+
+    @property
+    def loop(self) -> int | None:
+        """The index of the first token from which on an answer only repeats itself: guessing what
+        was said already is no merit of a drafter."""
+        found = [side.loop for side in (self.plain, self.drafted) if side.loop is not None]
+        return min(found, default=None)
+
+    @property
+    def is_race(self) -> bool:
+        """Whether the times of the whole answers compare like with like: they are as long, and do
+        not repeat themselves."""
+        return self.loop is None and len(self.plain.token_ids) == len(self.drafted.token_ids)
 
     @property
     def wall_clock_ratio(self) -> float | None:
@@ -199,6 +231,18 @@ def _frames(trace: Sequence[Event]) -> Iterator[Frame]:
             yield Frame(seconds, text, len(event.token_ids), nodes)
         elif text:
             yield Frame(seconds, text, 0)
+
+
+def _until(tokens: int, steps: Sequence[Step], last: Finished) -> Stats:
+    """The figures of the first steps, those that gave at most so many tokens."""
+    count = emitted = 0
+    for step in steps:
+        if emitted + len(step.token_ids) > tokens:
+            break
+        count, emitted = count + 1, emitted + len(step.token_ids)
+    seconds = sum(step.seconds for step in steps[:count])
+    busy = sum(step.busy_seconds for step in steps[:count]) or None
+    return Stats.of(emitted, count, emitted, seconds, last.stats.prefill_seconds, busy)
 
 
 def _token_texts(ids: Sequence[int], steps: Sequence[Step]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 // Figures in words, rates over an answer, and what a named GPU would do.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { count, counted, number, percent, quoted } from "../../assets/js/format.js";
+import { count, counted, duration, number, percent, quoted } from "../../assets/js/format.js";
 import { emptyChart, fillChart, niceAbove, rates } from "../../assets/js/rates.js";
 
 const TIMES = { nodes: [1, 16, 64], ms: { "7B|RTX 4090|fp16": [16, 18, 30] }, sizes: ["7B"], gpus: ["RTX 4090"], precisions: ["fp16"] };
@@ -38,6 +38,11 @@ test("the rates of steps that merge keep every token", () => {
   for (const [, rate] of rates(chart)) assert.ok(Math.abs(rate - 100) < 5);
 });
 
+test("a time has three digits", () => {
+  assert.deepEqual([4.5612, 444.4, 1321, 59880].map(duration), ["4.56 ms", "444 ms", "1.32 s", "59.9 s"]);
+  assert.equal(duration(null), "–");
+});
+
 test("an axis ends at a round figure above the most", () => {
   assert.deepEqual([7, 95, 101, 640].map(niceAbove), [8, 100, 150, 800]);
 });
@@ -63,5 +68,7 @@ test("a race on a GPU's clock gives the same tokens its times", () => {
   assert.deepEqual(race.sides[1].frames.map(([ms]) => ms), [16, 46, 76]);
   assert.equal(race.overhead, 30 / 16);
   assert.ok(Math.abs(race.speedup - 2.5 / (30 / 16)) < 1e-9);
-  assert.match(race.verdict, /1\.33× as fast as plain decoding on an RTX 4090/);
+  assert.match(race.verdict, /1\.33× as fast as plain decoding on an RTX 4090 .*, per token\./);
+  const told = modelled({ ...found, is_race: true }, GPU).verdict; // of the times that the race shows
+  assert.match(told, /^Medusa would be slower than plain decoding .*, 0\.42×: 76 ms against 32 ms\./);
 });

@@ -47,6 +47,9 @@ test("with another rule the longest path passes, then the likelier one", () => {
   assert.equal(looser.state, "araua");
   assert.equal(looser.accepted, 2);
   assert.equal(looser.threshold[0], 0.1);
+  const all = judge(step, { epsilon: 0, delta: 0.9 });
+  assert.equal(all.state, "araua"); // everything passes, by no distance that could be told
+  assert.deepEqual(all.margin, [null, null, null, null, null]);
 });
 
 test("a node says how it fared", () => {

@@ -105,9 +105,10 @@ def test_two_drafters_are_raced_and_the_first_is_the_baseline(scripted):
     found = result(scripted, replace(SHORT, drafter="medusa"), against="prompt-lookup")
     assert [s.drafter for s in scripted.runner.settings[-2:]] == ["prompt-lookup", "medusa"]
     assert found.baseline.startswith("our decoding with Prompt lookup, ")
-    left, right = found.plain.stats, found.drafted.stats
+    left, right = found.plain.counted, found.drafted.counted
     assert left.acceleration_rate > 1, "the left side drafts, too"
-    assert found.speedup == pytest.approx(right.tokens_per_second / left.tokens_per_second)
+    rates = [one.acceleration_rate / one.step_seconds for one in (left, right)]
+    assert found.speedup == pytest.approx(rates[1] / rates[0])
     with pytest.raises(UsageError, match="both sides would be medusa"):
         result(scripted, replace(SHORT, drafter="medusa"), against="medusa")
 

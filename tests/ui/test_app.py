@@ -101,6 +101,8 @@ def test_numbers_out_of_range_or_of_no_number_are_refused(name, value):
         {"locked": 1},
         {"stop": ["a"]},
         {"stop": "\n".join("abcdefghijklmnopq")},
+        {"stop": "   "},
+        {"stop": "END\n\t "},
         {"history": []},
         {"surprise": 1},
     ],
@@ -184,7 +186,8 @@ def test_what_stands_behind_the_end_of_an_answer_is_not_rejected():
 
 def test_margin_is_the_log_of_p_over_threshold():
     assert margin(0.09, 0.03) == round(math.log(3), 2)
-    assert margin(0.0, 0.1) == -99.0 and margin(0.1, 0.0) == 99.0
+    assert margin(1e-60, 0.1) == -99.0
+    assert margin(0.0, 0.1) is None and margin(0.1, 0.0) is None  # nothing, everything would pass
     assert margin(None, 0.1) is None and margin(0.1, None) is None
 
 
@@ -398,7 +401,7 @@ def test_speedup_is_rate_over_overhead():
     found = figures(answer, 75.0)
     assert found["per_step"] / found["overhead"] == pytest.approx(found["ratio"], rel=1e-3)
     stats = Stats.of(30, 11, 31, 0.22, 0.1)  # the last step gave the end token alone
-    answer.add([Step(10, (), "", 0.02, (0,)), Finished("eos", (7, 8, 9) * 10, "", "", stats)])
+    answer.add([Step(10, (), "", 0.02, (0,)), Finished("eos", tuple(range(30)), "", "", stats)])
     found = figures(answer, 75.0)
     assert found["per_step"] == pytest.approx(31 / 11, rel=1e-3)
     assert found["per_step"] / found["overhead"] == pytest.approx(found["ratio"], rel=1e-3)

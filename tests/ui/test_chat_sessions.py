@@ -166,6 +166,29 @@ def test_undo_takes_back_the_last_thing_that_was_done(chat):
     assert not chat.answer.steps and not chat.answer.pieces
 
 
+def test_redo_brings_back_what_undo_took_step_by_step(chat):
+    chat.ask(turn("first"))
+    ended(chat)
+    chat.regenerate(turn(seed="5"))
+    ended(chat)
+    again = chat.transcript
+    chat.edit(rows_of(again)[0], turn("changed"))
+    ended(chat)
+    changed = chat.transcript
+    assert [chat.undo(), chat.undo()] == ["", ""]
+    chat.redo()
+    assert chat.transcript.tree.path == again.tree.path and chat.answer is again.answers[1]
+    chat.redo()
+    assert chat.transcript == changed and chat.answer is changed.answers[1]
+    with pytest.raises(UsageError, match="nothing to redo"):
+        chat.redo()
+    chat.undo()
+    chat.ask(turn("something else"))  # what was taken back would not fit behind it
+    ended(chat)
+    assert chat.undone == []
+    assert chat.undo() == "something else" and chat.undone == [], "the box has it"
+
+
 def test_a_stop_before_any_text_gives_back_what_waits_too(chat):
     """What waited was sent without the text that it was about."""
     chat.session.runner.prefill = 240
@@ -185,7 +208,8 @@ def test_a_continue_that_adds_nothing_leaves_the_steps_that_were_shown(chat):
     chat.session.runner.steps, chat.session.runner.pieces = 0, ("",) * 50
     chat.proceed(turn())
     ended(chat)
-    assert chat.answer is answer and answer.steps and "nothing to add" in chat.error
+    assert chat.answer is answer and answer.steps
+    assert "nothing to add" in chat.news and not chat.error
 
 
 def test_an_edited_question_is_sent_and_the_old_branch_stays_reachable(chat):
@@ -253,10 +277,10 @@ def test_an_answer_has_marks_outside_its_formulas_by_which_the_page_gives_them_b
     assert chat.transcript.messages[1]["content"] == "It is $a^2$ for $5 or `$b$`. Sure."
 
 
-@pytest.mark.parametrize("act", ["regenerate", "proceed", "edit", "undo"])
+@pytest.mark.parametrize("act", ["regenerate", "proceed", "edit", "undo", "redo"])
 def test_nothing_of_the_past_changes_while_an_answer_runs(chat, act):
     chat.ask(turn())
-    arguments = {"edit": (0, turn("x")), "undo": ()}.get(act, (turn(),))
+    arguments = {"edit": (0, turn("x")), "undo": (), "redo": ()}.get(act, (turn(),))
     with pytest.raises(UsageError, match="still running"):
         getattr(chat, act)(*arguments)
     assert roles(chat) == ["user"] and chat.pending == []

@@ -121,3 +121,11 @@ def test_penalties_are_settings_of_the_page_as_of_the_command_line(controller):
 )
 def test_the_switch_names_what_drafts(heads, beside, label):
     assert kinds.short_label(heads, beside) == label
+
+
+def test_a_new_chat_takes_the_settings_of_the_last_one_but_not_its_stop_strings():
+    kept = {**DEFAULTS, "temperature": 0.2, "stop": "END", "model": "one"}
+    panel = panel_of("one")
+    assert panel.anew(kept) == {**kept, "stop": ""}
+    assert panel.anew(json.dumps(kept)) == {**kept, "stop": ""}  # as the browser kept them
+    assert panel.first(kept)["stop"] == "END"  # the same conversation, loaded again

@@ -240,10 +240,38 @@ def test_progress_says_what_happens(session, stage, ahead, loading, said):
     assert said in progress_view(progress, 24, wait)["status"]
 
 
+def timed(found, plain, drafted, first=(0.01, 0.01)):
+    """A comparison of so many seconds: (plain, drafted) of the steps, and of what came before."""
+
+    def of(side, seconds, first):
+        stats = replace(side.stats, seconds=seconds, prefill_seconds=first)
+        return replace(side, stats=stats, counted=stats)
+
+    return replace(
+        found,
+        plain=of(found.plain, plain, first[0]),
+        drafted=of(found.drafted, drafted, first[1]),
+    )
+
+
+def test_the_headline_follows_from_the_race_that_is_shown(session):
+    found = result(session)
+    view = result_view(timed(found, plain=0.431, drafted=0.392, first=(0.25, 0.052)))
+    shown = {side["key"]: side["total_ms"] for side in view["sides"]}
+    assert shown == {"plain": 681, "drafted": 444}
+    assert view["verdict"].startswith(
+        "Medusa is 1.53× as fast as plain decoding: 444 ms against 681 ms. The steps alone: 1.10×; "
+        "the rest is the time to the first token, 52 ms against 250 ms, which no drafter changes."
+    )
+    assert view["is_race"] and not view["is_slower"]
+    even = result_view(timed(found, plain=0.6, drafted=0.4))["verdict"]
+    assert "1.49×" in even and "alone" not in even  # both of the same cause
+
+
 def test_a_slower_drafter_is_called_slower_with_the_cause(session):
     found = result(session)
-    slow = replace(found.drafted.stats, seconds=found.plain.stats.seconds * 2)
-    found = replace(found, drafted=replace(found.drafted, stats=slow))
+    seconds = found.plain.stats.seconds
+    found = timed(found, plain=seconds, drafted=2 * seconds, first=(0.0, 0.0))
     view = result_view(found)
     assert view["is_slower"] and view["speedup"] == pytest.approx(0.5, rel=0.01)
     assert "slower than plain decoding here: 0.50×" in view["verdict"]
@@ -257,12 +285,33 @@ def test_two_drafters_are_named_in_what_runs_and_in_the_verdict(session):
     assert progress["names"] == ["Prompt lookup", "DFlash"]
     found = result(session, replace(SHORT, drafter="medusa"), against="prompt-lookup")
     view = result_view(found)
-    assert "× as fast as Prompt lookup." in view["verdict"] or "slower than" in view["verdict"]
+    assert "than Prompt lookup" in view["verdict"] or "as Prompt lookup" in view["verdict"]
     assert "Prompt lookup first" in view["how"] and view["base"] == "Prompt lookup"
     asked = {"drafter": "dflash", "against": "medusa", "text": "hi"}
     assert checked(asked, ()).against == "medusa"
     with pytest.raises(UsageError, match="Against is"):
         checked(asked | {"against": "oracle"}, ())
+
+
+def test_answers_of_different_lengths_or_that_repeat_themselves_are_compared_per_token(session):
+    found = timed(result(session), plain=0.6, drafted=0.4)
+    longer = replace(found, drafted=replace(found.drafted, token_ids=(*found.drafted.token_ids, 1)))
+    view = result_view(longer)
+    assert not view["is_race"] and "per token, for the answers differ" in view["verdict"]
+    session.runner.pieces = tuple("abcdefghijklmno")  # then the same again
+    looped = result(session, replace(SHORT, max_new_tokens=60))
+    assert looped.loop == 15 and looped.drafted.counted.steps < looped.drafted.stats.steps
+    view = result_view(looped)
+    assert not view["is_race"]
+    assert "until the text repeats itself from token 16 on" in view["verdict"]
+
+
+def test_an_overhead_below_one_is_noise(session):
+    found = result(session)
+    fast = found.plain.stats.seconds / found.plain.stats.steps * found.drafted.stats.steps * 0.9
+    found = timed(found, plain=found.plain.stats.seconds, drafted=fast)
+    assert found.overhead == pytest.approx(0.9) and found.speedup == found.acceleration_rate
+    assert result_view(found)["is_noise"]
 
 
 def test_a_difference_says_whether_it_was_to_be_expected(session):

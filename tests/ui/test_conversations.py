@@ -20,6 +20,7 @@ from medusa_chat.ui.chat import conversation_list as list_module
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.session_store import MAX_GUEST_SESSIONS, MAX_SESSIONS, OWNER
+from medusa_chat.ui.chat.step_panel import figures
 from medusa_chat.ui.chat.view import UNANSWERED
 
 
@@ -89,6 +90,16 @@ def test_an_old_answer_is_stepped_through_after_a_restart(server, session, histo
     found = other.answer_of(again)
     assert found.steps == steps[0] and json.loads(panel)["answer"] == found.number
     assert json.loads(other.pick(again, event(step=2)))["step"]["index"] == 2
+
+
+def test_the_time_to_the_first_token_is_the_same_after_a_restart(server, session, history):
+    tab = owner()
+    say(server, tab, "hello")
+    before = figures(server.answer_of(tab), None)["first_ms"]
+    other, again = ChatController(session, TREES, history), Tab()
+    other.attach(again, known(tab))
+    after = figures(other.answer_of(again), None)
+    assert before and after["first_ms"] == before
 
 
 def test_steps_behind_an_edited_answer_are_there_after_a_restart(server, session, history):

@@ -34,7 +34,7 @@ from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, fit_of, warning
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
-from medusa_chat.ui.models.rows import row_view
+from medusa_chat.ui.models.rows import offer, row_view
 from medusa_chat.ui.models.tab import first_rows
 from medusa_chat.ui.models.view import ModelsTab
 from medusa_chat.ui.page.status import part_of
@@ -258,6 +258,26 @@ def test_what_is_in_use_has_no_delete():
     assert row["delete"] == "Delete 5 GB" and "frees 5 GB" in row["deletion"]
     used = Machine(in_use=frozenset({"a/b"}))
     assert row_view("here", Entry("a/b", cached=model), LoadChoices(), used)["delete"] == ""
+
+
+def test_without_a_network_nothing_is_offered_that_would_be_downloaded(monkeypatch, tmp_path):
+    known = Entry("x/y", preset=model_preset("smollm2"))
+    off, cached = Machine(is_offline=True), hub.CachedModel("x/y", 5, 0, True, True, "m", None, 0.0)
+    row = row_view("known", known, LoadChoices(), off)
+    assert row["is_away"] and row["download"] == "about 269 MB to download: the network is off"
+    assert not row_view("known", known, LoadChoices(), Machine())["is_away"]
+    for here in (
+        Entry("demo"),
+        Entry(str(tmp_path)),
+        Entry("x/y", cached=cached),
+        Entry("x/y", preset=known.preset, beside="/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    ):
+        assert not row_view("known", here, LoadChoices(), off)["is_away"]
+    assert {row["id"] for row in json.loads(first_rows())["rows"] if not row["is_away"]} == {"demo"}
+    monkeypatch.setattr("medusa_chat.ui.models.rows.local_backbone", lambda preset: None)
+    assert offer()["id"] == ""
+    monkeypatch.setattr("medusa_chat.ui.models.rows.is_offline", lambda: False)
+    assert offer()["id"] == "smollm2" and "MB" in offer()["text"]
 
 
 def test_errors_speak_of_the_page_and_not_of_a_command_line():

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.messages import Message
+from medusa_chat.runtime.repetition import repeats_from
 from medusa_chat.ui.chat.markup import inert
 from medusa_chat.ui.chat.maths import with_drawn_dollars
 from medusa_chat.ui.page.tree_view import to_line
@@ -15,9 +16,44 @@ NOTES = {
     "cancelled": STOPPED,
     "length": "stopped: the limit of new tokens is reached",
     "context": "stopped: the context is full",
+    "stop": "ended by the stop string {stops}",
     "error": "stopped: {message}",
 }
+LOOP = "repeats itself from “{passage}” on: its figures are of what stands before"
+MOST_OF_PASSAGE = 40  # characters that are quoted of it
 Piece = tuple[str, int]  # a text, and how many tokens came in the step that gave it
+
+
+class Counted(NamedTuple):
+    """The steps that an answer's figures are taken of: how many, their tokens (an end token counts
+    once the answer is over, as it does in its rate), and the seconds they took; of these, those of
+    the backbone's passes and of the drafts."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    backbone_seconds: float = 0.0
+    heads_seconds: float = 0.0
+
+    def plus(self, step: Step) -> "Counted":
+        """With a step more."""
+        return Counted(
+            self.steps + 1,
+            self.tokens + len(step.token_ids),
+            self.seconds + step.seconds,
+            self.backbone_seconds + step.backbone_seconds,
+            self.heads_seconds + step.heads_seconds,
+        )
+
+    @property
+    def per_step(self) -> float | None:
+        """Tokens per step: the acceleration rate."""
+        return self.tokens / self.steps if self.steps else None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second of decoding, prefill left out."""
+        return self.tokens / self.seconds if self.seconds > 0 else None
 
 
 @dataclass(eq=False)
@@ -27,7 +63,8 @@ class Answer:
 
     live: JSON lines that only ever grow, so that a browser gets the new ones alone: a list is
     pieces of text, [tokens, text, tokens, text ...]; an object a status, or more reasoning. pieces:
-    all of them, and text what they say. reasoning: all of it, which is no part of the text.
+    all of them, and text what they say. reasoning: all of it, which is no part of the text. loop:
+    the first step from which on it only repeats itself; None where it does not, or is not over.
     """
 
     number: int = 0
@@ -40,12 +77,11 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     pieces: list[Piece] = field(default_factory=list)
-    tokens: int = 0
-    seconds: float = 0.0
-    backbone_seconds: float = 0.0
-    heads_seconds: float = 0.0
+    all_steps: Counted = Counted()
     first_seconds: float | None = None  # from asking to the first token; None: not known
     is_kept: bool = False  # whether anything of it may be written to the owner's disk
+    loop: int | None = None
+    _before_loop: Counted | None = None
     _status: str = ""
 
     def __post_init__(self) -> None:
@@ -82,8 +118,8 @@ class Answer:
 
     def recall(self, events: Iterable[Event]) -> None:
         """Take the recorded events of this answer back, whose text is here already."""
-        self.steps, self.tokens = [], 0
-        self.seconds = self.backbone_seconds = self.heads_seconds = 0.0
+        self.steps, self.all_steps = [], Counted()
+        self.loop = self._before_loop = None
         for event in events:
             self._count(event)
 
@@ -97,14 +133,24 @@ class Answer:
     def _count(self, event: Event) -> None:
         if isinstance(event, Step):
             self.steps.append(event)
-            self.tokens += len(event.token_ids)
-            self.seconds += event.seconds
-            self.backbone_seconds += event.backbone_seconds
-            self.heads_seconds += event.heads_seconds
+            self.all_steps = self.all_steps.plus(event)
         elif isinstance(event, Prefilled):
             self.prefilled = event
         else:
             self.finished = event
+            self._find_loop(event)
+
+    def _find_loop(self, last: Finished) -> None:
+        begins = repeats_from(last.token_ids)
+        known = len(last.token_ids) - self.tokens  # before the first step
+        if begins is None or known < 0:
+            return
+        before = Counted()
+        for step in self.steps:
+            if known + before.tokens + len(step.token_ids) > begins:
+                self.loop, self._before_loop = before.steps, before
+                return
+            before = before.plus(step)
 
     def say(self, status: str) -> None:
         """Tell what happens while there is no text."""
@@ -117,6 +163,11 @@ class Answer:
         self.steps = []
 
     @property
+    def tokens(self) -> int:
+        """Tokens that its steps gave."""
+        return self.all_steps.tokens
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing was generated."""
         known = len([piece for piece in self.before if piece[0]])
@@ -124,10 +175,22 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """Why the answer ended before its end; empty when it did not."""
+        """Why the answer ended before its end, and that it repeats itself; empty else."""
         if self.finished is None:
             return NOTES["cancelled"]
-        return NOTES.get(self.finished.reason, "").format(message=self.finished.message)
+        stops = self.prefilled.settings.get("stop") if self.prefilled else None
+        quoted = " or ".join(f"“{text}”" for text in stops or ())
+        end = NOTES.get(self.finished.reason, "")
+        end = end.format(message=self.finished.message, stops=quoted)
+        return "; ".join(filter(None, (end, self._loop_note)))
+
+    @property
+    def _loop_note(self) -> str:
+        if self.loop is None:
+            return ""
+        passage = " ".join("".join(step.text for step in self.steps[self.loop :]).split())
+        cut = passage if len(passage) <= MOST_OF_PASSAGE else f"{passage[:MOST_OF_PASSAGE]}…"
+        return LOOP.format(passage=cut or "its reasoning")
 
     @property
     def model_key(self) -> tuple[str, str, str, str] | None:
@@ -141,11 +204,32 @@ class Answer:
         return self.prefilled is not None and self.prefilled.settings.get("drafter") == "none"
 
     @property
+    def counted(self) -> Counted:
+        """What its figures are taken of: all steps, or those before it repeats itself, for guessing
+        what was said already is no merit of a drafter."""
+        if self._before_loop is not None:
+            return self._before_loop
+        if self.finished is not None and self.finished.stats.tokens_per_second:
+            stats = self.finished.stats
+            whole = self.all_steps
+            return whole._replace(steps=stats.steps, tokens=stats.emitted, seconds=stats.seconds)
+        return self.all_steps
+
+    @property
     def rate(self) -> float | None:
         """Tokens per second of decoding, prefill left out."""
-        if self.finished is not None and self.finished.stats.tokens_per_second:
-            return self.finished.stats.tokens_per_second
-        return self.tokens / self.seconds if self.seconds > 0 else None
+        return self.counted.rate
+
+    def overhead(self, plain: float | None) -> float | None:
+        """Seconds of a step over those of a plain one. plain: tokens per second of plain decoding.
+        Below 1 it is noise of the measurement: a tree costs no less than its root."""
+        of = self.counted
+        return of.seconds / of.steps * plain if plain and of.steps and of.seconds else None
+
+    def speedup(self, plain: float | None) -> float | None:
+        """Tokens per step / overhead, where one below 1 counts as 1."""
+        rate, overhead = self.counted.per_step, self.overhead(plain)
+        return rate / max(1.0, overhead) if rate and overhead else None
 
     @property
     def plain_rate(self) -> float | None:

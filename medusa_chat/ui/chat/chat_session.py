@@ -22,7 +22,7 @@ BUSY = "An answer is still running: stop it, or wait for its end."
 GONE = "this message no longer exists"
 TOO_LONG = "this conversation has reached the limit for guests: start a new chat"
 MAX_PENDING = 8
-NOTHING_TO_ADD = "the model has nothing to add: its answer is complete"
+NOTHING_TO_ADD = "The model has nothing to add: its answer is complete."
 
 
 class ChatSession:
@@ -35,7 +35,9 @@ class ChatSession:
     written to disk; is_stored: whether it is there. settings: of its next answer, by name, as the
     page posts them; none so far: {}. most: characters that may be kept in it. pending: what waits
     to be said. number: of the next answer, never given twice. answer: the one that runs, or the
-    last one shown. audience: the tabs that show it.
+    last one shown. audience: the tabs that show it. error, news: what came of the last request
+    where it is no answer. undone: what was said before each Undo of an answer or an edit, until
+    something else is said.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class ChatSession:
         self.session = session
         self.audience = Audience()
         self.transcript = Transcript()
+        self.undone: list[Transcript] = []
         self.system = ""
         self.settings: dict[str, Any] = {}
         self.given_title = ""
         self.created_at = self.updated_at = time.time()
         self.error = ""
+        self.news = ""
         self.version = 1
         self.transcript_version = 1
         self.is_running = False
@@ -201,7 +205,7 @@ class ChatSession:
     def restore(self, kept: StoredConversation) -> None:
         """Become what a store kept; a message that waited there in a program that has ended goes
         into the box of whoever asks first."""
-        self.transcript = Transcript.recalled(kept.tree, self.number)
+        self.transcript, self.undone = Transcript.recalled(kept.tree, self.number), []
         self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
         self.created_at, self.updated_at = kept.created_at, kept.updated_at
         self._returned = kept.waiting
@@ -254,10 +258,22 @@ class ChatSession:
         with self._idle():
             if not self.transcript.length_before_answer():
                 raise UsageError("there is nothing to undo")
-            left, text = self.transcript.undone()
+            before, undone = self.transcript, self.undone
+            left, text = before.undone()
             self._set_transcript(left)
             self._show_last()
+            self.undone = [] if text else [*undone, before]
             return text
+
+    def redo(self) -> None:
+        """Bring back the answer or the edit that the last Undo took back."""
+        with self._idle():
+            if not self.undone:
+                raise UsageError("there is nothing to redo")
+            *undone, said = self.undone
+            self._set_transcript(said)
+            self._show_last()
+            self.undone = undone
 
     def show_version(self, position: int, version: int) -> None:
         """Show another version of a message, from 1, and what came after it."""
@@ -333,8 +349,12 @@ class ChatSession:
             said = run.added_to(self.transcript)
             if said is None:
                 self._returned = run.text
-                why = "" if run.note == STOPPED else run.note or NOTHING_TO_ADD
-                self._set_transcript(self.transcript.back_to(run.before), run.failure or why)
+                is_complete = not run.failure and not run.note
+                self._set_transcript(
+                    self.transcript.back_to(run.before),
+                    run.failure or (run.note if run.note != STOPPED else ""),
+                    NOTHING_TO_ADD if is_complete else "",
+                )
                 self._show_last()
             else:
                 self._say_more(said, run.failure)
@@ -378,8 +398,9 @@ class ChatSession:
         self.updated_at = time.time()
         self._set_transcript(transcript, error)
 
-    def _set_transcript(self, transcript: Transcript, error: str = "") -> None:
-        self.transcript, self.error = transcript, error
+    def _set_transcript(self, transcript: Transcript, error: str = "", news: str = "") -> None:
+        self.transcript, self.error, self.news = transcript, error, news
+        self.undone = []
         self.transcript_version += 1
         self._keep()
 

@@ -52,6 +52,10 @@ class ChatController(ConversationEvents):
             return self.refuse(tab, error)
         return self._view(tab)
 
+    def redo(self, tab: Tab) -> View:
+        """Bring back what was taken back last."""
+        return self._do(tab, lambda chat: chat.redo())
+
     def edit(self, tab: Tab, inputs: Inputs) -> View:
         """A row of the conversation was edited: it is drawn anew, whatever becomes of it."""
         tab.transcript_version = 0

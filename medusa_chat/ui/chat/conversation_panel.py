@@ -77,13 +77,13 @@ def connect_conversations(
     def come(tab: Tab, known: object, kept: object, is_plain: object, request: gr.Request) -> Any:
         view = controller.attach(tab, known, request)
         chat = controller.session_of(tab)
-        own = chat.settings or settings.first(kept)
+        own = chat.settings or settings.anew(kept)
         if chat.is_empty:
             chat.set_settings(own := settings.first(own))
         return [*view, *settings.shown(is_plain, own)]
 
     def new(posted: Posted) -> list[Any]:
-        own = settings.first(settings.kept(posted))
+        own = settings.anew(settings.kept(posted))
         return [*controller.new(posted[tab], own), *settings.shown(posted[vanilla], own)]
 
     def follow_model(tab: Tab, is_plain: object) -> list[Any]:

@@ -47,6 +47,11 @@ class SettingsPanel(SettingsForm):
             values |= {one: self.base[one] for one in OF_MODEL}
         return {**values, "model": model.name if model else name}
 
+    def anew(self, stored: object) -> dict[str, Any]:
+        """As `first`, of settings of another conversation: its stop strings would end answers here
+        and nobody would see why."""
+        return {**self.first(stored), "stop": DEFAULTS["stop"]}
+
     def kept(self, posted: Posted) -> dict[str, Any]:
         """Settings to keep of what was posted."""
         return {**self.valid(posted), "model": str(posted.get(self.origin) or "")}

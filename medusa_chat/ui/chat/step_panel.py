@@ -21,23 +21,25 @@ SPLIT = ("backbone", "heads", "rest")
 
 def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
     """The numbers beside the picture. plain: tokens per second of plain decoding, measured
-    on this model. split_ms: mean per step of SPLIT, which adds up to ms; null without a record."""
-    first, steps = answer.prefilled, len(answer.steps)
+    on this model. split_ms: mean per step of SPLIT, which adds up to ms; null without a record.
+    is_noise: whether an overhead below 1 was measured, which is shown as 1."""
+    first, counted = answer.prefilled, answer.counted
     used = first.prompt_tokens + len(first.token_ids) + answer.tokens if first else None
-    ms = answer.seconds / steps * 1000 if steps else None
-    pays = plain and not answer.is_plain
+    ms = counted.seconds / counted.steps * 1000 if counted.steps else None
+    overhead = None if answer.is_plain else answer.overhead(plain)
     return {
         "rate": short(answer.rate),
         "recent": short(recent_rate(answer)),
-        "per_step": short(tokens_per_step(answer)),
+        "per_step": short(counted.per_step),
         "ms": short(ms),
         "split_ms": split_ms(answer),
-        "steps": steps,
+        "steps": len(answer.steps),
         "used": used,
         "context": first.context or None if first else None,
         "plain": short(plain),
-        "ratio": short(answer.rate / plain if answer.rate and plain else None),
-        "overhead": short(ms * plain / 1000 if ms and plain and pays else None),
+        "ratio": None if answer.is_plain else short(answer.speedup(plain)),
+        "overhead": short(overhead and max(1.0, overhead)),
+        "is_noise": bool(overhead and overhead < 1),
         "slower": verdict(answer, plain),
         "is_plain": answer.is_plain,
         "prefill_ms": short(first.seconds * 1000 if first else None),
@@ -45,13 +47,6 @@ def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
         "reused": first.reused_tokens if first else None,
         "first_ms": short(_first_ms(answer)),
     }
-
-
-def tokens_per_step(answer: Answer) -> float | None:
-    """The end token counts once the answer is over, as it does in its rate."""
-    if answer.finished is not None and answer.finished.stats.acceleration_rate:
-        return answer.finished.stats.acceleration_rate
-    return answer.tokens / len(answer.steps) if answer.steps else None
 
 
 def most_telling(steps: Sequence[Step]) -> int | None:
@@ -75,12 +70,12 @@ def recent_rate(answer: Answer) -> float | None:
 
 def split_ms(answer: Answer) -> list[float] | None:
     """Milliseconds per step of SPLIT; the parts add up to the mean step."""
-    steps = len(answer.steps)
-    if not steps or not answer.backbone_seconds:
+    of = answer.counted
+    if not of.steps or not of.backbone_seconds:
         return None
-    rest = max(0.0, answer.seconds - answer.backbone_seconds - answer.heads_seconds)
-    parts = (answer.backbone_seconds, answer.heads_seconds, rest)
-    return [short(part / steps * 1000) for part in parts]
+    rest = max(0.0, of.seconds - of.backbone_seconds - of.heads_seconds)
+    parts = (of.backbone_seconds, of.heads_seconds, rest)
+    return [short(part / of.steps * 1000) for part in parts]
 
 
 def verdict(answer: Answer, plain: float | None) -> str:
@@ -89,10 +84,11 @@ def verdict(answer: Answer, plain: float | None) -> str:
 
     speedup = tokens per step / overhead, and overhead = ms per step / ms per plain step.
     """
-    steps, rate, per_step = len(answer.steps), answer.rate, tokens_per_step(answer)
-    if not plain or not rate or not per_step or answer.is_plain or rate >= (1 - NOISE) * plain:
+    rate, per_step, overhead = answer.rate, answer.counted.per_step, answer.overhead(plain)
+    if not plain or not rate or not per_step or not overhead or answer.is_plain:
         return ""
-    overhead = answer.seconds / steps * plain
+    if rate >= (1 - NOISE) * plain:
+        return ""
     low = f"low acceptance, {per_step:.2f} tokens per step"
     dear = f"the tree's overhead, a step costs {overhead:.2f} plain ones"
     advice = CHEAPER if max(s.nodes for s in answer.steps) > MANY_NODES else ""
@@ -127,6 +123,7 @@ def panel_line(
             "model": named(begun.model, begun.backbone) if begun else "",
             "pinned": is_pinned,
             "ended": answer.finished is not None,
+            "loop": answer.loop,
             "drafter": settings.get("drafter"),
             "temperature": settings.get("temperature"),
             "epsilon": settings.get("posterior_threshold"),

@@ -100,6 +100,7 @@ def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
                 ("undo", "Undo"),
             ):
                 parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
+            parts["redo"] = gr.Button("Redo", elem_id="redo", size="sm", visible=False)
         parts["versions"] = script_block("versions", events=["branch", "show_version", "steps"])
         parts["live"] = script_block("live")  # what the model thinks comes before what it says
         parts["text"] = _prose()
@@ -171,6 +172,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     parts["versions"].steps(controller.choose, [tab], [parts["panel"]], **STEADY)
     history.select(controller.choose, [tab], [parts["panel"]], **STEADY)
     parts["undo"].click(controller.undo, [tab], view, **AT_ONCE)
+    parts["redo"].click(controller.redo, [tab], view, **AT_ONCE)
     parts["stop"].click(controller.stop, [tab, following], None, js=SHOWN, **AT_ONCE)
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **STEADY)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)

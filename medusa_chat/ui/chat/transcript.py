@@ -8,7 +8,6 @@ from medusa_chat.messages import Message
 from medusa_chat.runtime.answer_figures import AnswerFigures
 from medusa_chat.runtime.stored_conversation import MessageTree, Said
 from medusa_chat.ui.chat.answer import Answer, Piece, Row
-from medusa_chat.ui.chat.step_panel import tokens_per_step
 from medusa_chat.ui.page.status import named
 
 
@@ -26,7 +25,7 @@ class Transcript:
     def recalled(cls, tree: MessageTree, number: Callable[[], int]) -> "Transcript":
         """The transcript that the store kept, with its answers' pieces. number: of the next."""
         answers = {
-            one.id: Answer(number(), pieces, one.reasoning)
+            one.id: Answer(number(), pieces, one.reasoning, first_seconds=first_seconds_of(one))
             for one in tree.said.values()
             if (pieces := pieces_of(one.content, one.lengths))
         }
@@ -188,11 +187,16 @@ def figures_of(answer: Answer) -> AnswerFigures | None:
     """What was measured of an answer; None before its prompt is read."""
     if (first := answer.prefilled) is None:
         return None
-    measured = (answer.rate, tokens_per_step(answer))
-    rates = (round(one, 2) if one else None for one in measured)
-    plain = None if answer.is_plain else answer.plain_rate
-    ratio = round(answer.rate / plain, 3) if answer.rate and plain else None
-    return AnswerFigures(named(first.model, first.backbone), *rates, answer.is_plain, ratio)
+    counted, ratio = answer.counted, answer.speedup(answer.plain_rate)
+    rates = (round(one, 2) if one else None for one in (counted.rate, counted.per_step))
+    ratio = None if answer.is_plain or not ratio else round(ratio, 3)
+    of = named(first.model, first.backbone)
+    return AnswerFigures(of, *rates, answer.is_plain, ratio, answer.first_seconds)
+
+
+def first_seconds_of(said: Said) -> float | None:
+    """From asking to the first token of a stored answer; None where it was not measured."""
+    return said.figures.first_seconds if said.figures else None
 
 
 def pieces_of(text: str, lengths: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -35,6 +35,7 @@ class View(NamedTuple):
     regenerate: Any
     proceed: Any
     undo: Any
+    redo: Any
     system: Any
     panel: Any
     versions: Any
@@ -75,6 +76,7 @@ def view_of(
         regenerate=can,
         proceed=can,
         undo=can,
+        redo=gr.update(visible=bool(chat.undone)) if is_new else gr.skip(),
         system=_system(tab, chat, hint),
         panel=panel() if is_new and not chat.is_paced else gr.skip(),  # the show draws its own
         versions=_versions(transcript, shown_rows) if is_transcript_new else gr.skip(),
@@ -117,12 +119,14 @@ def _notice_answer(tab: Tab, chat: ChatSession) -> None:
 
 
 def _ending(tab: Tab, chat: ChatSession) -> str:
-    """What is left to tell when nothing is being written: an error, or that it is done."""
+    """What is left to tell when nothing is being written: an error, news, or that it is done."""
     if chat.error:  # of a load that failed it names the owner's folders
         is_for_guest = chat.scope != OWNER and chat.session.state.model is None
         return error_line(FOR_GUESTS if is_for_guest else chat.error)
     if tab.refused[0] == chat.transcript_version:
         return error_line(tab.refused[1])
+    if chat.news:
+        return to_line({"news": chat.news}) + "\n"
     messages = chat.transcript.messages
     if messages and messages[-1]["role"] == "user" and not chat.is_running:
         return error_line(UNANSWERED)  # the program was ended before it came

@@ -8,6 +8,7 @@ from medusa_chat.decoding.drafters import kinds
 from medusa_chat.runtime.compare import PLAIN_STEPS, Comparison, Difference, Progress, Recording
 from medusa_chat.ui.page.status import without_folders
 from medusa_chat.ui.page.tree_view import printable, short
+from medusa_chat.units import duration
 
 NAMES = {
     **{kind.name: kind.label for kind in kinds.KINDS},
@@ -15,6 +16,7 @@ NAMES = {
     "auto": "Drafting and prompt lookup",
 }
 MUCH = 0.1  # of the time, for other programs
+TOO_SHORT = "The answers are too short to compare: give more tokens."
 NEAR_TIE = 0.01  # log probability: closer than half precision tells apart
 ENDS = {
     "eos": "ended by itself",
@@ -67,19 +69,20 @@ def progress_view(
 
 def result_view(comparison: Comparison) -> dict[str, Any]:
     """Everything the replay and the table show."""
-    one, two = comparison.plain, comparison.drafted
+    one, two, headline = comparison.plain, comparison.drafted, _headline(comparison)
     return {
         "sides": [_side(one, "plain"), _side(two, "drafted")],
         "verdict": verdict(comparison),
         "hedge": hedge(comparison),
         "whose": "demo" if comparison.model == "demo" else "model",
-        "is_slower": bool(comparison.speedup and comparison.speedup < 1),
+        "is_slower": bool(headline and headline < 1),
+        "is_race": comparison.is_race,
         "speedup": _ratio(comparison.speedup),
         "acceleration_rate": _ratio(comparison.relative_rate),
         "overhead": _ratio(comparison.overhead),
+        "is_noise": comparison.is_noise,
         "wall_clock_ratio": _ratio(comparison.wall_clock_ratio),
         "total_ratio": _ratio(comparison.total_ratio),
-        "is_same_length": len(one.token_ids) == len(two.token_ids),
         "baseline": comparison.baseline,
         "base": base_name(comparison),
         "how": how(comparison),
@@ -95,25 +98,59 @@ def base_name(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The comparison in one sentence or two; plain when the drafter does not pay."""
-    name, speedup = _name(comparison.drafted), comparison.speedup
-    if speedup is None:
-        return "The answers are too short to compare: give more tokens."
-    base, ratio, doubt = base_name(comparison), f"{_ratio(speedup):.2f}×", hedge(comparison)
-    if speedup >= 1:
-        return f"{name} is {ratio} as fast as {base}.{doubt}"
-    if not comparison.is_against_plain:
-        return f"{name} is slower than {base} here: {ratio}.{doubt}"
-    return (
-        f"{name} is slower than plain decoding here: {ratio}. A step costs "
-        f"{_ratio(comparison.overhead):.2f} plain steps and gives "
-        f"{_ratio(comparison.acceleration_rate):.2f} tokens.{doubt}"
-    )
+    """The comparison in a few sentences, which follow from the race that is shown; plain when the
+    drafter does not pay."""
+    base = base_name(comparison)
+    name, ratio = _name(comparison.drafted), _ratio(_headline(comparison))
+    if ratio is None:
+        return TOO_SHORT
+    if ratio >= 1:
+        said = f"{name} is {ratio:.2f}× as fast as {base}{_of_what(comparison)}."
+    elif not comparison.is_against_plain:
+        said = f"{name} is slower than {base} here: {ratio:.2f}×{_of_what(comparison)}."
+    else:
+        overhead = _ratio(max(1.0, comparison.overhead or 1.0))
+        said = (
+            f"{name} is slower than plain decoding here: {ratio:.2f}×{_of_what(comparison)}. "
+            f"A step costs {overhead:.2f} plain steps and gives "
+            f"{_ratio(comparison.acceleration_rate):.2f} tokens."
+        )
+    return f"{said}{_beside(comparison)}{hedge(comparison)}"
+
+
+def _headline(comparison: Comparison) -> float | None:
+    """The ratio that the verdict goes by: of the times of the race, or per token where these do not
+    compare like with like. None without steps."""
+    if comparison.speedup is None:
+        return None
+    return comparison.total_ratio if comparison.is_race else comparison.speedup
+
+
+def _of_what(comparison: Comparison) -> str:
+    if comparison.is_race:
+        times = (side.total_seconds for side in (comparison.drafted, comparison.plain))
+        return f": {' against '.join(map(duration, times))}"
+    if comparison.loop is None:
+        return ", per token, for the answers differ in length"
+    return f", per token, until the text repeats itself from token {comparison.loop + 1} on"
+
+
+def _beside(comparison: Comparison) -> str:
+    """What the times of the race have beside the steps, where that is much of their ratio."""
+    total, steps = comparison.total_ratio, comparison.speedup
+    if not comparison.is_race or not total or not steps or abs(total / steps - 1) < MUCH:
+        return ""
+    alone = f" The steps alone: {_ratio(steps):.2f}×; "
+    if others(comparison):
+        return f"{alone}the rest is time that other programs took."
+    firsts = (comparison.drafted.stats, comparison.plain.stats)
+    times = " against ".join(duration(stats.prefill_seconds) for stats in firsts)
+    return f"{alone}the rest is the time to the first token, {times}, which no drafter changes."
 
 
 def hedge(comparison: Comparison) -> str:
     """A caveat where an answer has few steps; empty otherwise."""
-    few = min(comparison.plain.stats.steps, comparison.drafted.stats.steps) < PLAIN_STEPS
+    few = min(comparison.plain.counted.steps, comparison.drafted.counted.steps) < PLAIN_STEPS
     return " The answers are short, so this is only a rough figure." if few else ""
 
 

@@ -27,13 +27,15 @@ WORDS = {"fits": "fits", "tight": "tight", "large": "too large"}
 
 @dataclass(frozen=True)
 class Machine:
-    """What rows are judged by. memory: None before it is known. context: tokens as the program was
+    """What rows are judged by. memory: None before it is known. is_online: whether the Hub answers;
+    is_offline: whether it must not be asked. context: tokens as the program was
     started, None for as usual. in_use: names that are loaded or being loaded, with their bases;
     loaded: what that was asked for by."""
 
     memory: DeviceMemory | None = None
     target: MemoryTarget = MemoryTarget()
     is_online: bool = True
+    is_offline: bool = False
     context: int | None = None
     in_use: frozenset[str] = frozenset()
     loaded: LoadRequest | None = None

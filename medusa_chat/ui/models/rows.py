@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_chat.checkpoints.kept_copies import OLD
-from medusa_chat.hub import gb, is_repo_id
+from medusa_chat.checkpoints.shipped_heads import local_backbone
+from medusa_chat.hub import cached_folder, gb, is_offline, is_repo_id
 from medusa_chat.hub.catalog import known_drafters, model_presets, repo_of
 from medusa_chat.hub.client import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
@@ -21,6 +22,8 @@ from medusa_chat.ui.models.memory_fit import (
     warning,
 )
 
+TOY = "The demo is a toy: it shows how drafting works, and knows little."
+AWAY = ": the network is off"
 CLOSED = "yes, its licence is not accepted yet"
 
 
@@ -31,13 +34,15 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
     taken = precision_taken(needed, entry.report, machine, choices.precision)
     memory = cells(needed, machine, taken)
     freed = 0 if entry.names & machine.in_use else _freed(entry)
+    is_away = _is_away(entry, choices, machine)
     return {
         "id": entry.id,
         "group": group,
         "title": _title(entry),
         "note": entry.preset.notes if entry.preset else "",
         "facts": list(_facts(entry, choices, machine)),
-        "download": _download(entry, choices, machine),
+        "download": _download(entry, choices, machine) + (AWAY if is_away else ""),
+        "is_away": is_away,
         "is_here": entry.is_here,
         "memory": memory,
         "takes": taken_line(needed, taken, choices.precision, machine),
@@ -54,12 +59,16 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
 
 
 def offer() -> dict[str, str]:
-    """What the empty Chat page says while the demo is loaded: the real model that stands first."""
+    """What the empty Chat page says while the demo is loaded: the real model that stands first;
+    nothing where it would have to be downloaded without a network."""
     preset = next(preset for preset in model_presets() if preset.ships)
+    if is_offline() and not cached_folder(repo_of(preset.id)):
+        if local_backbone(preset) is None:
+            return {"id": "", "toy": TOY, "text": ""}
     model = preset.title.partition(":")[0]
     return {
         "id": preset.id,
-        "toy": "The demo is a toy: it shows how drafting works, and knows little.",
+        "toy": TOY,
         "text": f"Try {model}, small and real ({gb(preset.base_bytes or 0)})",
     }
 
@@ -162,6 +171,14 @@ def _download(entry: Entry, choices: LoadChoices, machine: Machine) -> str:
     if is_local(entry.id):
         return ""
     return "looking …" if entry.detail is None and machine.is_online else "size not known"
+
+
+def _is_away(entry: Entry, choices: LoadChoices, machine: Machine) -> bool:
+    """Whether loading it would download, and there is no network to be used."""
+    if not machine.is_offline or entry.is_here or is_local(entry.id) or entry.beside:
+        return False
+    is_whole = entry.cached is not None and entry.cached.whole
+    return not is_whole and not _is_loaded(entry, choices, machine)
 
 
 def _problem(group: str, entry: Entry) -> str:

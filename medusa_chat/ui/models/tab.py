@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import gradio as gr
 
+from medusa_chat.hub import is_offline
 from medusa_chat.hub.catalog import model_presets
 from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import grouped
@@ -36,8 +37,9 @@ def build_models(controller: ModelsController) -> None:
 
 def first_rows() -> str:
     """What is shown before anything is looked up: the presets, at once and offline."""
+    machine = Machine(is_offline=is_offline())
     groups, choices = grouped(LoadChoices(), model_presets(), (), ()), LoadChoices()
-    rows = [row_view(group, entry, choices, Machine()) for group, entry in groups.all()]
+    rows = [row_view(group, entry, choices, machine) for group, entry in groups.all()]
     return to_line({"rows": rows, "memory": "", "search": "asking", "said": ""})
 
 

@@ -140,6 +140,7 @@ class ModelsView:
             memory=self.session.lifecycle.memory,
             target=self.catalog.target,
             is_online=self.catalog.is_online(),
+            is_offline=hub.is_offline(),
             context=self.start.max_context,
             in_use=self.in_use(),
             loaded=self.session.lifecycle.loaded,

@@ -171,9 +171,13 @@ def _switch(what: str, value: object) -> bool:
 
 
 def _stops(value: object) -> tuple[str, ...]:
-    """Stop strings, one a line; an empty line is none."""
+    """Stop strings, one a line; an empty line is none. Blanks alone are refused: they end nearly
+    every answer after a word, and nobody sees them in the field."""
     text = clean("the stop strings", value, MAX_STOP_CHARACTERS)
     lines = [line for raw in text.split("\n") if (line := raw.rstrip("\r"))]
+    for place, line in enumerate(lines, 1):
+        if line.isspace():
+            raise UsageError(f"stop string {place} is only blanks: write a text, or remove it")
     if len(lines) > MAX_STOPS:
         raise UsageError(f"there are {len(lines)} stop strings: give at most {MAX_STOPS}")
     return tuple(lines)

@@ -102,11 +102,10 @@ def states(parents: Sequence[int], path: Sequence[int], is_end: bool = False) ->
 
 
 def margin(probability: float | None, threshold: float | None) -> float | None:
-    """log(p / threshold), within +-99; positive passes. None where there is no test."""
-    if probability is None or threshold is None:
+    """log(p / threshold), within +-99; positive passes. None where there is no test, or where
+    everything (a threshold of 0) or nothing (a probability of 0) would pass."""
+    if not probability or not threshold or probability < 0 or threshold < 0:
         return None
-    if probability <= 0 or threshold <= 0:
-        return -MAX_MARGIN if probability <= 0 else MAX_MARGIN
     value = math.log(probability) - math.log(threshold)
     return round(max(-MAX_MARGIN, min(MAX_MARGIN, value)), 2)
 

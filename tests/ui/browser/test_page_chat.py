@@ -136,6 +136,13 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     tab.wait_for_function(
         "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
     )
+    press(tab, "redo")
+    tab.wait_for_function("document.querySelector('#history .user')?.innerText.includes('changed')")
+    tab.wait_for_function("() => !document.querySelector('#redo')?.checkVisibility()")
+    press(tab, "undo")
+    tab.wait_for_function(
+        "() => document.querySelector('#history .bot')?.innerText.includes('my own')"
+    )
     press(tab, "undo")  # the edit of the answer
     tab.wait_for_function(
         "t => document.querySelector('#history .bot').innerText.startsWith(t)", arg=first
