@@ -141,8 +141,8 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Acceleration rate / overhead, where noise counts as 1: the ratio of the tokens per second,
-        without prefill."""
+        """Acceleration rate / overhead, where noise counts as 1: the ratio of the tokens per
+        second, without prefill."""
         rate, overhead = self.relative_rate, self.overhead
         if not rate or not overhead:
             return None
