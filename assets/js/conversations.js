@@ -1,14 +1,17 @@
 // The list of conversations. The value is one JSON object: {"rows": [[id, title, Unix time, does an
-// answer run, where a search was found]], "current": id, "title": of it, "search": what is looked
-// for, "more": are there older ones, "key": of the tab, "takes": is a file taken in}. A row is drawn
-// again only when it has changed, so that focus and a title that is being written stay.
+// answer run, is it pinned, title and text around a match in pieces, every second one of the search]],
+// "current": id, "title": of it, "temporary": is it, "search": what is looked for, "more": are there
+// older ones, "key": of the tab, "takes": is a file taken in, "bin", "binned": see bin.js}. A row is
+// drawn again only when it has changed, so that focus and a title that is being written stay.
 import { writeAddress } from "./address.js";
 import { foot, importer } from "./backup.js";
+import { bin, drawBin, opener as binOpener } from "./bin.js";
 import { blockOf } from "./block.js";
 import { close } from "./drawer.js";
 import { button, make, say, withRole } from "./elements.js";
 import { UNTITLED, drawRow, drop, gone, rename } from "./row.js";
 import "./system.js";
+import { drawTemporary, opener as temporaryOpener } from "./temporary.js";
 
 const { root, trigger, onValue } = blockOf("conversations");
 const SEARCH_MS = 250;
@@ -41,7 +44,7 @@ function place(row) {
     known.item.dataset.id = row[0];
     rows.set(row[0], known);
   }
-  const now = JSON.stringify([row[1], row[3], row[4]]);
+  const now = JSON.stringify([row[1], ...row.slice(3)]);
   known.row = row;
   if (known.seen !== now && !known.isWritten) drawRow(known);
   known.seen = now;
@@ -58,7 +61,7 @@ export function drawList() {
   let before = "";
   for (const row of view.rows) {
     if (gone.has(row[0])) continue;
-    const name = group(row[2] * 1000);
+    const name = row[4] ? "Pinned" : group(row[2] * 1000);
     if (name !== before) items.push(heading((before = name)));
     items.push(place(row));
   }
@@ -110,11 +113,15 @@ function draw(line) {
   say(empty, isSearch ? "Nothing found." : "Your conversations will be listed here.");
   empty.hidden = view.rows.length > 0;
   older.hidden = !view.more;
-  foot.hidden = false;
+  drawBin(view.bin, view.binned);
+  drawTemporary(view.temporary);
+  field.hidden = list.hidden = foot.hidden = temporaryOpener.hidden = view.binned !== null;
+  empty.hidden ||= view.binned !== null;
+  older.hidden ||= view.binned !== null;
   foot.firstChild.disabled = !view.rows.length && !view.search;
   importer.hidden = !view.takes;
   title.dataset.id = view.current;
-  say(title, view.title || UNTITLED);
+  say(title, view.title || (view.temporary ? "Temporary chat" : UNTITLED));
   document.getElementById("system-button")?.classList.toggle("is-set", view.system);
   title.title = view.title;
 }
@@ -133,5 +140,6 @@ field.addEventListener("input", () => {
 });
 withRole(root, "navigation", "Conversations");
 empty.hidden = older.hidden = foot.hidden = true;
-root.replaceChildren(field, empty, list, older, foot);
+foot.append(binOpener);
+root.replaceChildren(temporaryOpener, field, empty, list, older, bin, foot);
 onValue(draw);

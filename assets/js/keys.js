@@ -1,8 +1,18 @@
-// The keyboard: what each key does, and a small list of it.
+// What the picture shows, and the keyboard: what each key does, and a small list of both.
 import { blockOf } from "./block.js";
 import { button, make } from "./elements.js";
 
 const { root } = blockOf("keys");
+const PICTURE = [
+  ["✓ green", "accepted: the model says the same"],
+  ["✗ pink", "tested and rejected"],
+  ["grey", "not reached: what stands before it was rejected"],
+  ["+1", "the model's own next token, behind the accepted ones"],
+  ["”", "proposed by the text: it stood behind the same words before"],
+  ["a column", "the guesses of one head, a small network for the token so many places ahead"],
+  ["a line below", "how sure the head was"],
+  ["a bar", "a step: one pass of the model (the backbone), as high as the tokens it gave"],
+];
 const KEYS = [
   ["Enter", "send; while an answer runs: send after it"],
   ["Shift + Enter", "new line"],
@@ -22,21 +32,26 @@ const OWN_ARROWS =
   "[role=listbox], [role=option], [role=menu], [role=tree], .tree-box, svg.bars";
 
 const list = make("dialog", "");
-const title = make("h2", "", "Keyboard");
-const table = make("dl", "");
 list.id = "shortcuts";
-list.setAttribute("aria-labelledby", "shortcuts-title");
-title.id = "shortcuts-title";
-for (const [key, what] of KEYS) {
-  const name = make("dt", "");
-  name.append(make("kbd", "", key));
-  table.append(name, make("dd", "", what));
+list.setAttribute("aria-label", "The picture and the keyboard");
+
+function terms(title, rows) {
+  const table = make("dl", "");
+  for (const [term, what] of rows) {
+    const name = make("dt", "");
+    name.append(make("kbd", "", term));
+    table.append(name, make("dd", "", what));
+  }
+  list.append(make("h2", "", title), table);
 }
-list.append(title, table, button("", "Close", () => list.close()));
+
+terms("The picture", PICTURE);
+terms("Keyboard", KEYS);
+list.append(button("", "Close", () => list.close()));
 
 const help = button("tool", "?", () => list.showModal());
-help.title = "Keyboard";
-help.setAttribute("aria-label", "Keyboard: what each key does");
+help.title = "The picture and the keyboard";
+help.setAttribute("aria-label", "The picture and the keyboard: what you see, what each key does");
 root.replaceChildren(help, list);
 
 function isWriting(node) {

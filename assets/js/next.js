@@ -120,6 +120,7 @@ function take(line) {
     page.model = { isDemo: is_demo, isGuest: guest, model };
     tell("medusa-model");
   }
+  if (line.watched) tell("medusa-watched");
   if (number <= asked) return;
   asked = number;
   if (ask === "refresh") trigger("refresh");

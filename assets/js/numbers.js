@@ -137,6 +137,8 @@ function drawPlain(f, isModelled) {
   else if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
   else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
   else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
-  say(measured, text);
+  const loop = f.loop ?? null;
+  const rest = loop === null ? "" : ` It repeats itself from step ${loop + 1} on: the figures are of what stands before.`;
+  say(measured, text + rest);
   say(plain, f.slower && !isModelled ? f.slower : "");
 }

@@ -8,8 +8,16 @@ import { button, icon, make, withRole } from "./elements.js";
 const { trigger } = blockOf("conversations");
 const UNDO_MS = 10000;
 export const UNTITLED = "New chat";
-const TITLES = { rename: "Rename", save: "Save as a Markdown file", delete: "Delete" };
+const TITLES = {
+  pin: "Pin: it stands first in the list",
+  unpin: "Unpin",
+  rename: "Rename",
+  save: "Save as a Markdown file",
+  delete: "Move to the bin",
+};
 const ICONS = {
+  pin: "M9 4h6l-1 6 3 3H7l3-3zM12 13v7",
+  unpin: "M9 4h6l-1 6 3 3H7l3-3zM12 13v7M5 5l14 14",
   rename: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
   delete: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
@@ -27,9 +35,16 @@ function iconButton(name, label, act) {
   return node;
 }
 
+// A text in pieces, of which every second one is of a search.
+function marked(name, pieces) {
+  const node = Object.assign(make("span", name), { dir: "auto" });
+  node.append(...pieces.map((text, at) => (at % 2 ? make("mark", "", text) : text)));
+  return node;
+}
+
 export function drawRow(known) {
   const { item, row } = known;
-  const [id, title, , isRunning, excerpt] = row;
+  const [id, title, , isRunning, isPinned, found, excerpt] = row;
   const open = make("a", "chat-row-open");
   open.href = `#${id}`;
   open.addEventListener("click", (event) => {
@@ -38,8 +53,8 @@ export function drawRow(known) {
     choose(id);
   });
   const words = make("span", "chat-row-words");
-  words.append(Object.assign(make("span", "chat-row-title", title || UNTITLED), { dir: "auto" }));
-  if (excerpt) words.append(Object.assign(make("span", "chat-row-excerpt", excerpt), { dir: "auto" }));
+  words.append(marked("chat-row-title", found.length ? found : [title || UNTITLED]));
+  if (excerpt.length) words.append(marked("chat-row-excerpt", excerpt));
   open.append(words);
   open.title = title;
   if (isRunning) {
@@ -49,7 +64,11 @@ export function drawRow(known) {
     open.append(mark);
   }
   const acts = make("div", "chat-row-acts");
+  const pin = isPinned ? "unpin" : "pin";
   acts.append(
+    iconButton(pin, `${isPinned ? "Unpin" : "Pin"}: ${title}`, () =>
+      trigger("pin_conversation", { id, pinned: !isPinned }),
+    ),
     iconButton("rename", `Rename: ${title}`, () => rename(known)),
     iconButton("save", `Save as a file: ${title}`, () => trigger("save_conversation", { id })),
     iconButton("delete", `Delete: ${title}`, () => drop(known)),
@@ -102,7 +121,7 @@ export function drop(known) {
   offer(id, title);
 }
 
-// What was deleted can be brought back for some seconds, all of it at once.
+// What was just deleted can be brought back here, all of it at once; later, in the bin.
 function offer(id, title) {
   offered.set(id, title.length > 40 ? `${title.slice(0, 39)}…` : title);
   const undo = button("", "Undo", () => {
@@ -115,7 +134,7 @@ function offer(id, title) {
     places.find((place) => place?.checkVisibility()).focus(); // the keyboard goes on there
   });
   const what = offered.size > 1 ? `${offered.size} conversations` : `“${offered.get(id)}”`;
-  toast.replaceChildren(make("span", "", `Deleted ${what}.`), undo);
+  toast.replaceChildren(make("span", "", `Moved ${what} to the bin.`), undo);
   toast.hidden = false;
   const box = document.getElementById("box").getBoundingClientRect();
   if (box.height) toast.style.bottom = `${innerHeight - box.top + 10}px`; // Send stays in reach

@@ -15,6 +15,7 @@ export function scrollWith(box) {
   let follows = true;
   let handAt = -HAND_MS;
   let turns = 0;
+  let edited = null;
 
   const isAtEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < NEAR;
   const show = () => (jump.hidden = follows || isAtEnd());
@@ -37,6 +38,18 @@ export function scrollWith(box) {
     else show();
   }
 
+  // A message that is edited gets its box where its text began, which may be far above what is seen.
+  function showEdit() {
+    const now = box.querySelector("#history .edit-textarea");
+    if (now && now !== edited) {
+      follows = false;
+      for (const part of [now.closest(".message-row")?.nextElementSibling, now]) {
+        part?.scrollIntoView({ block: "nearest" });
+      }
+    }
+    edited = now;
+  }
+
   for (const name of BY_HAND) {
     box.addEventListener(name, () => (handAt = performance.now()), { passive: true });
   }
@@ -49,6 +62,7 @@ export function scrollWith(box) {
     { passive: true },
   );
   whenDrawn("history", count);
+  whenDrawn("history", showEdit);
   count();
   const sizes = new ResizeObserver(settle);
   for (const block of [box, ...box.children]) sizes.observe(block);

@@ -1,57 +1,104 @@
-// The line at the top: the first facts of the model, and a list of all; or one sentence. Text goes in by textContent only,
-// and only what changed is touched: an open list stays open, a screen reader hears sentences only.
+// The model picker in the header: the loaded model, and behind it the recent ones, all models and
+// what is known of this one; or one sentence. Text goes in by textContent only, and only what changed
+// is touched: an open menu stays open, a screen reader hears sentences only.
 import { blockOf } from "./block.js";
 import { button, make, say, withRole } from "./elements.js";
+import { notify } from "./page.js";
+import { store, stored } from "./stored.js";
+import { openTab } from "./try.js";
 
 const { root, trigger, onValue, every } = blockOf("status");
+const SHOWN = 3; // facts in the button: model, precision, device
+const TOLD = "medusa-chat-told"; // what was said last: once is enough
 const bar = make("div", "status-line");
 const sentence = withRole(make("span", "sentence"), "status");
-const facts = make("dl", "facts");
 const notes = make("details", "notes");
+const opener = make("summary", "");
+const facts = make("span", "facts");
+const menu = make("div", "menu");
+const recent = make("div", "recent");
+const all = button("all-models", "All models", () => {
+  notes.open = false;
+  openTab("Models");
+});
 const list = make("ul", "");
 const again = button("again", "Load again", () => {
   again.hidden = true; // the next look shows what comes of it
   trigger("load_again");
 });
-notes.append(make("summary", "", "details"), list);
-bar.append(make("span", "dot"), sentence, again, facts, notes);
+const halt = button("again halt", "Cancel", () => trigger("halt"));
+opener.append(make("span", "dot"), facts);
+menu.append(recent, all, list);
+notes.append(opener, menu);
+bar.append(make("span", "dot"), sentence, halt, again, notes);
 root.replaceChildren(bar);
 let listed = "";
-const SHOWN = 3; // facts beside the dot: model, precision, device
+let offered = "";
 
-function drawFacts(all) {
-  while (facts.children.length > all.length) facts.lastChild.remove();
-  all.forEach(([label, text], place) => {
+function drawFacts(told) {
+  while (facts.children.length > told.length) facts.lastChild.remove();
+  told.forEach(([label, text], place) => {
     let fact = facts.children[place];
     if (!fact) {
-      fact = make("div", "fact");
-      fact.append(make("dt", "visually-hidden"), make("dd", "what"));
+      fact = make("span", "fact");
+      fact.append(make("span", "visually-hidden"), make("span", "what"));
       facts.append(fact);
     }
     fact.dataset.fact = label;
-    say(fact.firstChild, label);
+    say(fact.firstChild, `${label} `);
     say(fact.lastChild, text);
   });
 }
 
 function drawNotes(line) {
   const told = line.facts.map(([label, text, why]) => `${label} ${text}${why && ": "}${why}`);
-  const all = [...told, ...line.notes];
-  notes.hidden = !all.length;
-  if (all.join("\n") === listed) return;
-  listed = all.join("\n");
-  list.replaceChildren(...all.map((note) => make("li", "", note)));
+  const every = [...told, ...line.notes];
+  notes.hidden = !every.length;
+  if (every.join("\n") === listed) return;
+  listed = every.join("\n");
+  list.replaceChildren(...every.map((note) => make("li", "", note)));
+}
+
+// models: [name, its precision] each. One click loads it; meanwhile none is offered.
+function drawRecent(models, isBusy) {
+  const now = JSON.stringify([models, isBusy]);
+  if (now === offered) return;
+  offered = now;
+  const rows = models.map(([name, precision], place) => {
+    const row = button("recent-model", name, () => {
+      notes.open = false;
+      trigger("load_recent", { place, name });
+    });
+    row.disabled = isBusy;
+    row.append(make("span", "", precision));
+    return row;
+  });
+  recent.replaceChildren(...(rows.length ? [make("h3", "", "Recent models"), ...rows] : []));
+}
+
+// Why another model was not loaded, once.
+function tell(line) {
+  if (!line || stored("sessionStorage", TOLD) === line) return;
+  store("sessionStorage", TOLD, line);
+  notify("warning", line, 30);
 }
 
 function draw(line) {
   if (!line) return;
   bar.dataset.status = line.status;
+  bar.classList.toggle("has-model", line.facts.length > 0);
+  bar.firstChild.hidden = line.facts.length > 0; // then the button has the dot
   say(sentence, line.text);
+  sentence.title = line.text;
   again.hidden = !line.again;
+  halt.hidden = !line.halts;
+  all.hidden = line.is_guest;
   bar.classList.toggle("has-part", line.part !== null);
   if (line.part !== null) bar.style.setProperty("--part", line.part);
   drawFacts(line.facts.slice(0, SHOWN));
   drawNotes(line);
+  drawRecent(line.recent, line.halts);
+  tell(line.told);
 }
 
 // A click or Esc elsewhere closes the list.
@@ -62,7 +109,7 @@ notes.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || !notes.open) return;
   event.stopPropagation();
   notes.open = false;
-  notes.firstChild.focus();
+  opener.focus();
 });
 onValue(draw);
 

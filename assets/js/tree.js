@@ -59,6 +59,7 @@ import { show } from "./show.js";
 import { forget, keep, learn, request } from "./steps.js";
 import { back, drawTimeline, scrollTimeline, strip, timeline, toNewest } from "./timeline.js";
 import { tellNode } from "./walk.js";
+import { watching } from "./watch.js";
 import { judged } from "./whatif.js";
 import { columnName } from "./words.js";
 import "./pane.js";
@@ -77,7 +78,7 @@ times.append(facts, chartBox);
 area.append(picture);
 body.append(area, times, depths, gpuBox);
 facing.append(views, head);
-root.replaceChildren(figures, plain, timeline, facing, body, card, hollow, tip);
+root.replaceChildren(watching, figures, plain, timeline, facing, body, card, hollow, tip);
 for (const node of [root, chartBox, strip, box, picture]) widthsOf.set(node, 0);
 const resized = new ResizeObserver((entries) => {
   const before = widthsOf.get(picture);

@@ -2,7 +2,7 @@
 // tab or in a row of the Models tab, begun by the rows, and ended by the card of the load.
 let tried = null; // {id, stage}
 
-function openTab(name) {
+export function openTab(name) {
   const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
   tabs.find((tab) => tab.textContent.trim() === name)?.click();
 }

@@ -15,7 +15,6 @@ from medusa_chat.bench.answers import (
     per_step,
     questions,
     rate,
-    rotate,
 )
 from medusa_chat.bench.context import BenchContext
 from medusa_chat.bench.rows import Row, row
@@ -35,48 +34,33 @@ OURS = {
     "ours, draft model": "draft",
     "ours, auto": "auto",
 }
-SIZES = (4, 8, 16, 32)  # nodes of a draft, the root included
 COUNTED = "decoding without the prompt; of an answer the fastest round"
 
 
 def drafters(context: BenchContext) -> Iterator[Row]:
     """Tokens a second and tokens a step of every drafter that the model has, at temperature 0, and
-    how much of plain decoding's texts it gives; then its tokens a step with drafts of SIZES."""
+    how much of plain decoding's texts it gives."""
     asked, functions = questions(context), ours(context)
     found = fastest_of_rounds(context, asked, functions, context.rounds)
     yield from rows_of(asked, found, dict.fromkeys(functions, context.loaded.info.precision))
-    yield from _of_sizes(context, asked, [name for name in functions if name != PLAIN])
-
-
-def _of_sizes(
-    context: BenchContext, asked: Sequence[Question], names: Sequence[str]
-) -> Iterator[Row]:
-    """Tokens a step where every draft has a fixed number of nodes, the root included: one answer
-    each, since time does not matter. Sizes that a drafter does not have are left out."""
-    chains = {kinds.LOOKUP.name} | (
-        {kinds.AUTO} if context.loaded.kind_for_auto() is None else set()
-    )
-    for name in names:
-        for nodes in SIZES[:3] if OURS[name] in chains else SIZES:  # a chain has at most 16
-            settings = GenerationSettings(drafter=OURS[name], nodes=nodes, seed=0)
-            function = partial(page_run, context, settings=settings)
-            try:
-                runs = rotate(context, asked, {name: function})[name]
-            except UsageError as error:  # of trees that are too large for the heads
-                context.progress(f"{name}, {nodes} nodes: {error}")
-                continue
-            yield per_step(f"{name}: tokens a step, {nodes} nodes", runs)
 
 
 def ours(context: BenchContext) -> dict[str, AnswerFunction]:
-    """Our decoding by each of OURS that the model has."""
+    """Our decoding by each of OURS that the model has, with --nodes in every step where that is
+    given."""
     info = context.loaded.info
     own = {kind.name for kind in kinds.kinds_of(info.heads, info.beside)}
     return {
-        name: partial(page_run, context, settings=GenerationSettings(drafter=drafter, seed=0))
+        name: partial(page_run, context, settings=settings_of(drafter, context.nodes))
         for name, drafter in OURS.items()
         if drafter in own | {kinds.NONE.name, kinds.AUTO}
     }
+
+
+def settings_of(drafter: str, nodes: int | None) -> GenerationSettings:
+    return GenerationSettings(
+        drafter=drafter, nodes=None if drafter == kinds.NONE.name else nodes, seed=0
+    )
 
 
 def rows_of(

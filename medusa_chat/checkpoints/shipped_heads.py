@@ -12,7 +12,7 @@ from medusa_chat.checkpoints.layouts.contents import survey
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.places import shipped_folder
-from medusa_chat.gguf_files import is_gguf, local_files
+from medusa_chat.gguf_files import is_gguf, local_files, split_name
 from medusa_chat.hub.catalog import ModelPreset, model_presets, shape
 from medusa_chat.units import gb
 
@@ -64,7 +64,8 @@ def are_shipped(folder: Path) -> bool:
 def is_of(preset: ModelPreset, name: str) -> bool:
     """Whether a repo, folder or GGUF file has the name of these heads' base, with at most a suffix
     on how its weights are stored."""
-    model = re.escape((preset.base or "").rpartition("/")[2])
+    base = split_name(preset.base or "")[0].rpartition("/")[2]
+    model = re.escape(re.sub("-gguf$", "", base, flags=re.IGNORECASE))
     last = re.split(r"[/\\]", name.removesuffix("/"))[-1]
     return re.fullmatch(f"{model}{STORED}", last, re.IGNORECASE) is not None
 

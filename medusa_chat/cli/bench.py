@@ -61,7 +61,9 @@ class StudyInputs:
 
     prompts: Annotated[Path | None, file_path("Questions in the format of MT-Bench.")] = None
     questions: Annotated[int | None, count("Use N of the prompts, evenly spaced.", min=1)] = None
-    nodes: Annotated[int | None, count("With --study exactness: nodes of the tree.", min=2)] = None
+    nodes: Annotated[
+        int | None, count("With --study exactness or drafters: nodes of each step.", min=2)
+    ] = None
     vllm: Annotated[Path | None, value("PYTHON", "With --study vllm: a Python that has vLLM.")] = (
         None
     )

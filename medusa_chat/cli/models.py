@@ -36,7 +36,7 @@ from medusa_chat.hub import (
     remove,
     search,
 )
-from medusa_chat.hub.catalog import ModelPreset, model_presets, repo_of
+from medusa_chat.hub.catalog import ModelPreset, model_presets, repo_id_of, repo_of
 from medusa_chat.units import gb
 
 # kind of a kept copy -> its key in JSON
@@ -191,7 +191,7 @@ def known_lines(known: tuple[ModelPreset, ...], here: set[str]) -> Iterator[str]
         parts += [text for text in ("gated" if preset.gated else "", preset.notes) if text]
         count = preset.base_bytes if preset.ships else preset.bytes
         size = gb(count) if count else "?"
-        mark = "*" if repo_of(preset.id) in here else " "
+        mark = "*" if repo_id_of(preset.id) in here else " "
         yield f"{mark} {size:>9}  {preset.id}  {'; '.join(parts)}"
 
 

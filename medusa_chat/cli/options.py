@@ -90,7 +90,10 @@ class LoadOptions:
 
     checkpoint: Annotated[
         str | None,
-        value(PLACE, "Hub id, folder, GGUF file or smollm2. Default: the backbone, else the demo."),
+        value(
+            PLACE,
+            "Hub id, folder, GGUF file, smollm2, qwen-coder-0.5b. Default: backbone, else demo.",
+        ),
     ] = None
     backbone: Backbone = None
     precision: Annotated[str, value("|".join(PRECISIONS), "Number format of the weights.")] = "auto"

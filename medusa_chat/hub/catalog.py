@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from medusa_chat import paths
+from medusa_chat.gguf_files import split_name
 
 LAYOUTS = ("A", "B", "C", "E", "F", "G", "I", "J")
 
@@ -16,13 +17,13 @@ LAYOUTS = ("A", "B", "C", "E", "F", "G", "I", "J")
 class ModelPreset:
     """A known checkpoint, listed without asking the Hub. None means: unknown.
 
-    id: its Hub id, or the name of heads that are part of medusa-chat. base: the backbone's repo,
-    None if the checkpoint contains its own. ships: for heads that are part of medusa-chat, their
-    folder in assets/. layout: one of LAYOUTS. heads: the number in the file, whatever its config
-    says. bytes: of the checkpoint; base_bytes: of the base's weights. licence: of the backbone's
-    weights. chat_template: a name for chat_template(), if the repo has no template. revision: to
-    download, None for main. shape: a name for shape(). checked: whether the entry was compared with
-    the repo on the Hub.
+    id: its Hub id, or the name of heads that are part of medusa-chat. base: the backbone's repo, or
+    a GGUF file of one (owner/name/FILE.gguf); None if the checkpoint contains its own. ships: for
+    heads that are part of medusa-chat, their folder in assets/. layout: one of LAYOUTS. heads: the
+    number in the file, whatever its config says. bytes: of the checkpoint; base_bytes: of the
+    base's weights. licence: of the backbone's weights. chat_template: a name for chat_template(),
+    if the repo has no template. revision: to download, None for main. shape: a name for shape().
+    checked: whether the entry was compared with the repo on the Hub.
     """
 
     id: str
@@ -104,9 +105,15 @@ def model_preset(repo: str) -> ModelPreset | None:
 
 
 def repo_of(name: str) -> str:
-    """The Hub repo to download: for heads that are part of medusa-chat their base, else `name`."""
+    """What is downloaded from the Hub, a repo or a GGUF file of one: for heads that are part of
+    medusa-chat their base, else `name`."""
     preset = model_preset(name)
     return preset.base if preset and preset.ships and preset.base else name
+
+
+def repo_id_of(name: str) -> str:
+    """The repo alone of `repo_of`."""
+    return split_name(repo_of(name))[0]
 
 
 class KnownTemplate(NamedTuple):

@@ -23,6 +23,8 @@ from filelock import FileLock, Timeout
 
 from medusa_chat import paths
 from medusa_chat.runtime.stored_conversation import (
+    PIN,
+    Binned,
     Listed,
     StoredConversation,
     excerpt_of,
@@ -32,7 +34,10 @@ from medusa_chat.runtime.stored_conversation import (
 T = TypeVar("T")
 FILE = "chats.sqlite3"
 BUSY_SECONDS = 5.0
-NAMES = ("id", "title", "created_at", "updated_at", "deleted_at", "words", "body")  # of columns
+BIN_SECONDS = 30 * 86400.0  # that a deleted conversation can be brought back
+# Columns. deleted_at: when a conversation leaves the bin for good, NULL where it is not in it. That
+# is later than now, so that versions without a bin neither list nor remove what lies in it.
+NAMES = ("id", "title", "created_at", "updated_at", "deleted_at", "words", "body")
 TABLE = """
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT PRIMARY KEY, title TEXT NOT NULL, created_at REAL NOT NULL, updated_at REAL NOT NULL,
@@ -46,11 +51,18 @@ INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDAT
     words = excluded.words, deleted_at = CASE WHEN excluded.deleted_at IS NULL THEN NULL
     ELSE coalesce(conversations.deleted_at, excluded.deleted_at) END
 """
-LIST = """
-SELECT id, title, updated_at, excerpt(CAST(body AS BLOB), ?) FROM conversations
+# A pinned conversation's body begins so: a list need not read it whole to know.
+PINNED = f"(substr(body, 1, {len(PIN)}) = '{PIN}')"
+LIST = f"""
+SELECT id, title, updated_at, excerpt(CAST(body AS BLOB), ?), {PINNED} FROM conversations
 WHERE deleted_at IS NULL AND holds(CAST(words AS BLOB), ?)
-ORDER BY updated_at DESC, rowid DESC LIMIT ?
+ORDER BY {PINNED} DESC, updated_at DESC, rowid DESC LIMIT ?
 """
+BIN = """
+SELECT id, title, deleted_at FROM conversations WHERE deleted_at > ?
+ORDER BY deleted_at DESC, rowid DESC
+"""
+RESTORE = "UPDATE conversations SET deleted_at = NULL WHERE id = ? AND deleted_at > ?"
 READ = "SELECT body, created_at, updated_at FROM conversations WHERE deleted_at IS NULL"
 PRESENT = "SELECT body, created_at, updated_at, deleted_at FROM conversations WHERE id = ?"
 DELETED = "FROM conversations WHERE deleted_at <= ?"
@@ -148,6 +160,10 @@ class History:
         """Conversations that contain all words of `search`, latest first. most: -1 for all."""
         return [Listed(*row) for row in self._rows(LIST, (search, search, most))]
 
+    def binned(self) -> list[Binned]:
+        """The conversations in the bin, the latest there first."""
+        return [Binned(*row) for row in self._rows(BIN, (time.time(),))]
+
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """The rows of a query; none, and reported, if the file cannot be read."""
         if not self.file.exists():
@@ -177,10 +193,12 @@ class History:
     # ---- writing ----
 
     def save(self, id: str, kept: StoredConversation, is_deleted: bool = False) -> bool:
-        """Write one conversation atomically -> whether it was written. is_deleted: it is no longer
-        listed, and a later `purge` removes it, as it does conversations without messages."""
+        """Write one conversation atomically -> whether it was written. is_deleted: it lies in the
+        bin, for BIN_SECONDS if it is new there; a later `purge` removes it then, and conversations
+        without messages at once."""
+        gone_at = time.time() if not kept.tree.said else time.time() + BIN_SECONDS
         is_gone = is_deleted or not kept.tree.said
-        times = (kept.created_at, kept.updated_at, time.time() if is_gone else None)
+        times = (kept.created_at, kept.updated_at, gone_at if is_gone else None)
         row = (id, kept.title, *times, kept.words, kept.to_line())
         return self._write(lambda base: base.execute(SAVE, row))
 
@@ -210,8 +228,19 @@ class History:
 
         return added if self._write(add) else None
 
+    def restore(self, id: str) -> bool:
+        """Bring a conversation back from the bin -> whether it was there."""
+        done = 0
+
+        def restore(base: sqlite3.Connection) -> None:
+            nonlocal done
+            done = base.execute(RESTORE, (id, time.time())).rowcount
+
+        return self._write(restore) and done > 0
+
     def purge(self, seconds: float) -> list[str]:
-        """Remove from the disk what was deleted at least this many seconds ago -> the ids."""
+        """Remove from the disk what has been out of the bin for so many seconds -> the ids;
+        -inf: also what is still in it."""
         if not self.file.exists():
             return []
         gone: list[str] = []

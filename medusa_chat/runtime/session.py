@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from medusa_chat.decoding.events import Finished, Stats
+from medusa_chat.decoding.events import Event, Finished, Stats
 from medusa_chat.errors import LoadStopped, MedusaChatError
 from medusa_chat.messages import LoadRequest, Request, V
 from medusa_chat.runtime.model_lifecycle import NO_MODEL, ModelLifecycle, ModelState
@@ -18,12 +18,14 @@ NO_STATS = Stats(0, 0, None, 0.0, 0.0, None)
 
 class Session:
     """One model and the requests to it, first come first served. started_with: the load that the
-    command line asked for: the device and the limits of every later one."""
+    command line asked for: the device and the limits of every later one. watched: the newest answer
+    that another program asked for, which the page may show; in memory until the next one."""
 
     def __init__(self, runner: Runner, started_with: LoadRequest | None = None) -> None:
         self.runner = runner
         self._started_with = started_with
         self.lifecycle = ModelLifecycle(runner)
+        self.watched: Ticket[Event] | None = None
         self._queue = Queue()
         self._thread = JobThread(self._queue, self.lifecycle)
         runner.on_gone = self._thread.check_worker

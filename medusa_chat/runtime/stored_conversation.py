@@ -4,6 +4,7 @@ import json
 import re
 import time
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -174,7 +175,8 @@ def _cut_start(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 MAX_TITLE = 80  # characters
 HIGH = re.compile(r"[^\x00-\u02ff]")  # combining marks are above this range
-BEFORE, AROUND = 24, 120  # characters of an excerpt: before the match, and in all
+BEFORE, AROUND = 30, 140  # characters of an excerpt: before the match, and in all, about
+PIN = '{"pinned": true, '  # what the line of a pinned conversation begins with
 
 
 class Listed(NamedTuple):
@@ -184,13 +186,22 @@ class Listed(NamedTuple):
     title: str
     updated_at: float
     excerpt: str = ""
+    is_pinned: bool = False
+
+
+class Binned(NamedTuple):
+    """A conversation in the bin. until: Unix time when it is removed."""
+
+    id: str
+    title: str
+    until: float
 
 
 @dataclass(frozen=True)
 class StoredConversation:
     """One conversation. given_title: the owner's title, empty if the first message is the title.
     settings: of its next answer, by name, as the page posts them. system: the system prompt.
-    waiting: text that was sent and is not yet a message."""
+    waiting: text that was sent and is not yet a message. is_pinned: it stands first in the list."""
 
     tree: MessageTree = field(default_factory=MessageTree)
     system: str = ""
@@ -199,6 +210,7 @@ class StoredConversation:
     created_at: float = 0.0
     updated_at: float = 0.0
     waiting: str = ""
+    is_pinned: bool = False
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -224,10 +236,7 @@ class StoredConversation:
         word = next((word for word in folded(search).split() if word not in title), "")
         for line in (line for text in lines for line in text.splitlines() if word):
             if (place := folded(line).find(word)) >= 0:
-                at = sum(end <= place for end in accumulate(len(folded(c)) for c in line))
-                start = max(0, at - BEFORE)
-                cut = line[start : start + AROUND].strip()
-                return f"{'…' if start else ''}{cut}{'…' if start + AROUND < len(line) else ''}"
+                return excerpt_around(line, _unfolded(line, place))
         return ""
 
     def branch(self, length: int) -> "StoredConversation":
@@ -242,11 +251,13 @@ class StoredConversation:
             created_at=now,
             updated_at=now,
             waiting="",
+            is_pinned=False,
         )
 
     def to_line(self) -> str:
         """JSON, without the times."""
-        body = {"system": self.system, "settings": self.settings, "title": self.given_title}
+        body: dict[str, Any] = {"pinned": True} if self.is_pinned else {}
+        body |= {"system": self.system, "settings": self.settings, "title": self.given_title}
         body |= {"waiting": self.waiting} if self.waiting else {}
         return json.dumps({**body, **self.tree.to_json()}, ensure_ascii=False)
 
@@ -264,7 +275,8 @@ class StoredConversation:
             raise ValueError(f"it lacks {error}") from error
         if [type(value) for value in (*kept, waiting)] != [str, dict, str, str]:
             raise ValueError("it contains something that is not a conversation")
-        return cls(tree, *kept, created_at, updated_at, waiting)
+        is_pinned = body.get("pinned") is True
+        return cls(tree, *kept, created_at, updated_at, waiting, is_pinned)
 
 
 def title_of(tree: MessageTree) -> str:
@@ -281,6 +293,38 @@ def folded(text: str) -> str:
         return text.lower()
     marked = unicodedata.normalize("NFKD", text.casefold())
     return HIGH.sub(lambda match: "" if unicodedata.combining(match[0]) else match[0], marked)
+
+
+def _unfolded(line: str, place: int) -> int:
+    """Where in a line the character stands that is at this place of the folded line."""
+    return sum(end <= place for end in accumulate(len(folded(c)) for c in line))
+
+
+def excerpt_around(line: str, at: int) -> str:
+    """Some words of a line around a place in it, whole ones where they are short."""
+    start, end = max(0, at - BEFORE), min(len(line), max(0, at - BEFORE) + AROUND)
+    if start and (space := line.find(" ", start, at)) >= 0:
+        start = space + 1
+    if end < len(line) and (space := line.rfind(" ", at, end)) > at + BEFORE:
+        end = space
+    return f"{'…' if start else ''}{line[start:end].strip()}{'…' if end < len(line) else ''}"
+
+
+def marked(text: str, search: str) -> list[str]:
+    """The text in pieces, alternately without and with a word of the search, as `holds` finds it:
+    ["Rain ", "clouds", " grow"]."""
+    words, plain = sorted(folded(search).split(), key=len, reverse=True), folded(text)
+    if not words:
+        return [text]
+    ends = [0, *accumulate(len(folded(character)) for character in text)]
+    pieces, done = [""], 0
+    for found in re.finditer("|".join(map(re.escape, words)), plain):
+        begin = bisect_right(ends, found.start()) - 1
+        end = bisect_left(ends, found.end())
+        if begin >= done and end > begin:
+            pieces[-1:] = [text[done:begin], text[begin:end], ""]
+            done = end
+    return [*pieces[:-1], text[done:]]
 
 
 def holds(words: str, search: str) -> bool:

@@ -306,7 +306,7 @@ class _Answer:
         return _line(chunk)
 
     def _submit(self, reply: Reply) -> None:
-        self._ticket = self.session.submit(reply)
+        self._ticket = self.session.watched = self.session.submit(reply)
 
     async def _events(
         self, place: int, first: list[Event], request: Request | None = None

@@ -330,12 +330,13 @@ def ranks_after(
 ) -> list[list[int | None]]:
     """As ranks_of, from hidden [n, d] in the backbone's dtype: the states before each of one
     answer's n tokens."""
-    tokens = torch.tensor(listed, device=hidden.device)
+    tokens = torch.tensor(listed, dtype=torch.long, device=hidden.device)
+    short = lm_head.rows(tokens) if listed and isinstance(lm_head, LogitHead) else None
     roots = torch.tensor(answer, dtype=torch.long, device=hidden.device)
     parts = []
     for states, some in zip(hidden.split(ROWS), roots.split(ROWS), strict=True):
-        logits = heads(states, some, lm_head)
-        logits = logits[..., tokens] if listed else logits
+        logits = heads(states, some, short or lm_head)
+        logits = logits[..., tokens] if listed and short is None else logits
         best = logits.topk(min(RANKS, logits.shape[-1])).indices
         parts.append(tokens[best] if listed else best)
     return ranks_in(torch.cat(parts, dim=1).tolist(), answer)

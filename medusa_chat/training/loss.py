@@ -7,15 +7,19 @@ vocabulary, and the logits of all rows never exist at once.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from medusa_chat import paths
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import MedusaChatError, UsageError, first_line
 from medusa_chat.training.events import Evaluated, HiddenStates, TopShares
 from medusa_chat.training.examples import Batch, Example, collate, group_by_length
 from medusa_chat.training.process_group import ALONE, ProcessGroup
@@ -79,10 +83,18 @@ def head_inputs(model: Any, batch: Batch, heads: int) -> HeadInputs:
 
 
 def caching_inputs(
-    model: Any, heads: int, examples: Sequence[Example], recipe: Recipe
+    model: Any,
+    heads: int,
+    examples: Sequence[Example],
+    recipe: Recipe,
+    file: Path | None = None,
 ) -> Generator[HiddenStates, None, HeadInputs]:
-    """The inputs of all examples, by one pass of the backbone over each; an event a batch. Raises
-    UsageError where there is no target."""
+    """The inputs of all examples, by one pass of the backbone over each; an event a batch. file:
+    where they are kept for a training that is resumed, which reads them there. Raises UsageError
+    where there is no target, MedusaChatError where the file cannot be written."""
+    if file is not None and file.exists():
+        device = model.get_input_embeddings().weight.device
+        return HeadInputs(**{name: one.to(device) for name, one in load_file(file).items()})
     roots, targets = list[Tensor](), list[Tensor]()
     hidden: Tensor | None = None  # filled as they come: to join them takes them twice
     done = tokens = count = 0
@@ -100,7 +112,24 @@ def caching_inputs(
     assert hidden is not None
     if not count:
         raise UsageError("no answer is long enough to train a head on: give longer answers")
-    return HeadInputs(hidden[:count], torch.cat(roots), torch.cat(targets))
+    inputs = HeadInputs(hidden[:count], torch.cat(roots), torch.cat(targets))
+    if file is not None:
+        keep_inputs(inputs, file)
+    return inputs
+
+
+def keep_inputs(inputs: HeadInputs, file: Path) -> None:
+    """Write the inputs to a file, whole or not at all. Raises MedusaChatError."""
+    partial = file.with_suffix(".part")
+    try:
+        save_file({name: one.cpu() for name, one in inputs._asdict().items()}, partial)
+        paths.replace(partial, file)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise MedusaChatError(
+            f"cannot write the hidden states to {file.parent} ({first_line(error)}): free some "
+            "disk space and continue with --resume"
+        ) from error
 
 
 def cache_inputs(model: Any, heads: int, examples: Sequence[Example], recipe: Recipe) -> HeadInputs:

@@ -238,7 +238,7 @@ def plan(
     adapter = adapter_size(model, recipe.lora_rank) if is_joint else 0
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
     cached = _labels(examples) * width if recipe.cache else 0
-    needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged")
+    needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged") + cached
     return Plan(
         backbone=request.backbone,
         method=recipe.method,

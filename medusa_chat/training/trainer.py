@@ -35,6 +35,7 @@ from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe
 
 T = TypeVar("T")
+INPUTS = "inputs.safetensors"
 CLIP = 1.0  # largest norm of the gradients
 MOMENTUM = 0.95  # of Muon
 Optimizers = list[tuple[torch.optim.Optimizer, float]]  # each with its peak learning rate
@@ -87,32 +88,39 @@ def train_heads(
     """Train `heads` in place to recipe.steps; the backbone is frozen and stays frozen.
 
     state: a file written every save_every steps and when the generator is closed, from which a
-    training continues; an interrupted training gives the same heads, bit for bit on a CPU. Several
-    processes give the same heads as a single one that does not cache hidden states. cached: the
-    examples' inputs, where the caller has run the backbone already. short: the vocabulary of the
-    loss; evaluations are over all tokens. Raises MedusaChatError when a loss is not finite.
+    training continues, as are the cached inputs beside it (INPUTS); an interrupted training gives
+    the same heads, bit for bit on a CPU. Several processes give the same heads as a single one that
+    does not cache hidden states. cached: the examples' inputs, where the caller has run the
+    backbone already. short: the vocabulary of the loss, in evaluations too. Raises
+    MedusaChatError when a loss is not finite, and where a file cannot be written.
     """
     model.requires_grad_(False).eval()
     heads.requires_grad_(True)
     stage = StageState(heads, head_optimizers(heads, recipe), recipe, state)
     stage.restore()
     if recipe.cache and group.size == 1 and cached is None and stage.step < recipe.steps:
-        cached = yield from caching_inputs(model, len(heads), examples, recipe)
+        kept = None if state is None else state.with_name(INPUTS)
+        cached = yield from caching_inputs(model, len(heads), examples, recipe, kept)
     if cached is not None:
         batches = draw_inputs(cached, recipe, stage.step)
     else:
         streamed = stream_batches(examples, recipe, stage.step, group)
         batches = ((step, head_inputs(model, collate(rows), len(heads))) for step, rows in streamed)
 
-    def loss(step: int, inputs: HeadInputs) -> HeadLosses:
+    def loss(step: int, inputs: HeadInputs, group: ProcessGroup = group) -> HeadLosses:
         if short is None:
             return medusa_loss(heads, lm_head, inputs, recipe.decay, group=group)
         inputs = inputs._replace(targets=short.columns(inputs.targets))
         return medusa_loss(heads, short.lm_head, inputs, recipe.decay, group=group)
 
+    held = dict[tuple[tuple[int, ...], ...], HeadInputs]()  # by the texts of a batch
+
     def held_out_loss(rows: Sequence[Example]) -> HeadLosses:
-        inputs = head_inputs(model, collate(rows), len(heads))
-        return medusa_loss(heads, lm_head, inputs, recipe.decay)
+        texts = tuple(row.ids for row in rows)
+        inputs = held.get(texts) or head_inputs(model, collate(rows), len(heads))
+        if recipe.cache:
+            held[texts] = inputs
+        return loss(0, inputs, ALONE)
 
     evaluation = partial(evaluate, held_out_loss, held_out, recipe) if held_out else None
     yield from run_steps(batches, loss, stage, evaluation, group)

@@ -16,6 +16,7 @@ from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.shell import mark
 
 FIRST = ModelState("loading", "start")
+STATUS_EVENTS = ("refresh", "load_again", "load_recent", "halt")
 
 
 def build_header(
@@ -25,11 +26,16 @@ def build_header(
     controller = HeaderController(session, share, models, recent)
     with gr.Row(elem_id="header"):
         gr.HTML(f"{mark()}<h1>medusa-chat</h1>", elem_id="brand", js_on_load=None)
-        status = script_block("status", status_line(FIRST), events=["load_again", "refresh"])
+        status = script_block("status", status_line(FIRST), events=STATUS_EVENTS)
         link = script_block("share", events=["begin_share", "end_share"])
         script_block("look")
         script_block("keys")
-    status.load_again(controller.load_again, None, [status], **AT_ONCE)
+    for event, act in (
+        (status.load_again, controller.load_again),
+        (status.load_recent, controller.load_recent),
+        (status.halt, controller.halt),
+    ):
+        event(act, None, [status], **AT_ONCE)
     for event in (status.refresh, page().load):
         event(controller.refresh, None, [status, link], **AT_ONCE)
     link.begin_share(controller.begin_share, None, [link], **AT_ONCE)

@@ -1,5 +1,7 @@
 """Heads that come with medusa-chat: for which backbones, and what is said where they do not fit."""
 
+import json
+
 import pytest
 from support.gguf_models import tiny_model, write_gguf
 from support.shipped import BASE, NAME
@@ -7,13 +9,17 @@ from support.shipped import BASE, NAME
 from medusa_chat import gguf_files
 from medusa_chat.checkpoints import shipped_heads
 from medusa_chat.checkpoints.inspection import inspect
+from medusa_chat.checkpoints.layouts.contents import survey
+from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.checkpoints.places import shipped_folder
 from medusa_chat.checkpoints.shipped_heads import is_of
 from medusa_chat.cli.main import main
 from medusa_chat.errors import ModelError
-from medusa_chat.hub.catalog import model_preset
+from medusa_chat.hub.catalog import model_preset, model_presets, shape
 from medusa_chat.messages import LoadRequest
+from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 
 
 @pytest.fixture
@@ -47,6 +53,47 @@ def loaded(checkpoint, backbone=None):
 )
 def test_a_backbone_is_known_by_its_name_however_its_weights_are_stored(shipping, name, fits):
     assert is_of(model_preset(NAME), name) == fits
+
+
+@pytest.mark.parametrize(
+    "name, fits",
+    [
+        ("Qwen/Qwen2.5-Coder-0.5B-Instruct", True),
+        ("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", True),
+        ("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q8_0.gguf", True),
+        ("qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf", True),
+        ("Qwen/Qwen2.5-Coder-0.5B", False),
+        ("Qwen/Qwen2.5-0.5B-Instruct", False),
+        ("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", False),
+    ],
+)
+def test_a_base_that_is_a_gguf_file_on_the_hub_is_known_by_its_model(name, fits):
+    assert is_of(model_preset("qwen-coder-0.5b"), name) == fits
+
+
+@pytest.mark.parametrize("preset", [p for p in model_presets() if p.ships], ids=lambda p: p.id)
+def test_heads_that_ship_fit_the_backbone_that_their_preset_names(preset):
+    folder = shipped_folder(preset.id)
+    config = shape(preset.shape)
+    heads = survey(LocalFolder(folder)).heads
+    assert heads.heads == preset.heads and heads.layers == 2 and heads.root
+    assert heads.hidden == config["hidden_size"] and heads.lm == "shared"
+    assert (
+        json.loads((folder / "config.json").read_text())["base_model_name_or_path"] == preset.base
+    )
+    found = Calibration.read(folder / CALIBRATION_FILE)
+    assert len(found.accuracies) == preset.heads and len(found.tree) == 64
+    listed = found.shortlist
+    assert list(listed) == sorted(set(listed)) and 0 <= listed[0]
+    assert 1_000 < len(listed) < config["vocab_size"] // 2 and listed[-1] < config["vocab_size"]
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 25_000_000
+    assert (folder / "recipe.toml").is_file()
+    assert found_heads(preset.base.rpartition("/")[2], config) == preset.id
+
+
+def found_heads(name, config):
+    heads = shipped_heads.shipped_heads(name, config)
+    return heads and heads.name
 
 
 def test_a_backbone_that_is_named_alone_takes_the_heads_and_says_so(backbone, shipping):

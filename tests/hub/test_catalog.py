@@ -6,6 +6,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.gguf_files import is_gguf, split_name
 from medusa_chat.hub import catalog, is_repo_id
 from medusa_chat.hub.catalog import (
     LAYOUTS,
@@ -14,6 +15,8 @@ from medusa_chat.hub.catalog import (
     known_template,
     model_preset,
     model_presets,
+    repo_id_of,
+    repo_of,
 )
 
 TALK = [
@@ -34,7 +37,7 @@ def test_presets_are_ids_layouts_and_sizes() -> None:
     for preset in model_presets():
         assert is_repo_id(preset.id) and preset.title and preset.layout in LAYOUTS
         assert (preset.base is None) == (preset.layout == "C")
-        assert preset.base is None or is_repo_id(preset.base)
+        assert preset.base is None or is_repo_id(split_name(preset.base)[0])
         assert preset.bytes is None or preset.bytes > 10**8
         if preset.chat_template:
             assert chat_template(preset.chat_template)
@@ -63,8 +66,16 @@ def test_shapes_of_backbones_have_as_many_parameters_as_their_files() -> None:
     for preset in model_presets():
         assert preset.shape is not None, preset.id
         found = sizes(catalog.shape(preset.shape))
-        if preset.base_bytes:
+        if preset.base_bytes and not is_gguf(preset.base or ""):
             assert abs(2 * found.parameters / preset.base_bytes - 1) < 1e-5, preset.id
+
+
+def test_heads_that_ship_name_what_is_fetched_for_them_and_the_repo_it_is_in() -> None:
+    repo = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+    assert repo_of("qwen-coder-0.5b") == f"{repo}/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    assert repo_id_of("qwen-coder-0.5b") == repo
+    assert repo_id_of("smollm2") == repo_of("smollm2")
+    assert repo_id_of("someone/thing") == repo_of("someone/thing") == "someone/thing"
 
 
 def test_an_id_is_found_in_any_case_and_unknown_ones_are_none() -> None:

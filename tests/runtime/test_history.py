@@ -1,6 +1,7 @@
 """Conversations on disk: what was said is there again, and a broken file stops nobody."""
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -15,12 +16,19 @@ import pytest
 
 from medusa_chat.runtime import history as module
 from medusa_chat.runtime.history import FILE, History
-from medusa_chat.runtime.stored_conversation import MAX_TITLE, MessageTree, StoredConversation
+from medusa_chat.runtime.stored_conversation import (
+    MAX_TITLE,
+    MessageTree,
+    StoredConversation,
+    marked,
+)
 
 TALK = ({"role": "user", "content": "مرحبا 👋"}, {"role": "assistant", "content": "a\n\nb"})
 SETTINGS = {"temperature": 0.5}
 TREE = MessageTree().plus(**TALK[0]).plus(**TALK[1], note="stopped")
 KEPT = StoredConversation(TREE, "Be brief.", SETTINGS, "", 1.5, 2.5)
+OLD = '{"system": "", "settings": {}, "title": "old", "leaf": 0, "made": 0, "messages": []}'
+ROW_OF_BEFORE = ("b", "old", 1.0, 1.0, None, "old", OLD)
 
 
 @pytest.fixture
@@ -85,6 +93,7 @@ def test_the_list_begins_with_what_was_said_last(history):
 def test_a_deleted_one_is_in_no_list_and_comes_back_until_it_is_removed(history, monkeypatch):
     now = time.time()
     monkeypatch.setattr("medusa_chat.runtime.history.time.time", lambda: now)
+    monkeypatch.setattr("medusa_chat.runtime.history.BIN_SECONDS", 0)
     history.save("a", said("secret words"))
     history.save("a", said("secret words"), is_deleted=True)
     assert history.load("a") is None and history.listed() == [] == history.all()
@@ -101,6 +110,77 @@ def test_a_deleted_one_is_in_no_list_and_comes_back_until_it_is_removed(history,
     history.save("a", said("later"), is_deleted=True)
     data = b"".join(file.read_bytes() for file in history.file.parent.iterdir())
     assert b"secret words" not in data
+
+
+def test_the_bin_keeps_a_conversation_for_thirty_days(history, monkeypatch):
+    now = 1_000_000.0
+    monkeypatch.setattr("medusa_chat.runtime.history.time.time", lambda: now)
+    for id in ("a", "b"):
+        history.save(id, said(f"words of {id}"), is_deleted=True)
+        now += 1
+    assert [one[:2] for one in history.binned()] == [("b", "words of b"), ("a", "words of a")]
+    assert history.binned()[1].until == 1_000_000.0 + 30 * 86400
+    assert history.purge(0) == [] and history.listed() == []
+    assert history.restore("a") and not history.restore("a") and not history.restore("nobody")
+    assert [one.id for one in history.listed()] == ["a"] and history.load("a") is not None
+    now += 30 * 86400
+    assert history.binned() == [] and not history.restore("b") and history.purge(0) == ["b"]
+    history.save("a", said("words of a"), is_deleted=True)
+    assert history.purge(-math.inf) == ["a"]
+    data = b"".join(file.read_bytes() for file in history.file.parent.iterdir())
+    assert b"words of" not in data
+
+
+def test_a_version_without_a_bin_neither_lists_nor_removes_what_lies_in_it(history):
+    """Its two queries, as they were in 0.3.0, and how it writes."""
+    history.save("a", said("keep me"), is_deleted=True)
+    with closing(sqlite3.connect(history.file)) as base, base:
+        query = "SELECT id FROM conversations WHERE deleted_at IS NULL"
+        assert base.execute(query).fetchall() == []
+        base.execute("DELETE FROM conversations WHERE deleted_at <= ?", (time.time() - 120,))
+        base.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)", ROW_OF_BEFORE)
+    assert history.restore("a") and history.load("a").title == "keep me"
+    assert history.load("b").title == "old" and not history.load("b").is_pinned
+
+
+def test_pinned_conversations_stand_first_also_of_a_search(history):
+    for number in range(6):
+        kept = replace(said(f"plums {number}", at=float(number)), is_pinned=number in (1, 3))
+        history.save(str(number), kept)
+    order = ["3", "1", "5", "4", "2", "0"]
+    assert [one.id for one in history.listed()] == order == [o.id for o in history.listed("plums")]
+    assert [one.is_pinned for one in history.listed(most=3)] == [True, True, False]
+    assert history.load("3").is_pinned and not history.load("3").branch(1).is_pinned
+    history.save("3", replace(history.load("3"), is_pinned=False))
+    assert [one.id for one in history.listed()][:2] == ["1", "5"]
+
+
+def test_a_title_that_looks_like_a_pin_is_none(history):
+    history.save("a", said('{"pinned": true, ', title='{"pinned": true, '))
+    assert not history.listed()[0].is_pinned
+
+
+@pytest.mark.parametrize(
+    ("text", "search", "pieces"),
+    [
+        ("Rain clouds and CLOUDS", "cloud", ["Rain ", "cloud", "s and ", "CLOUD", "S"]),
+        ("Élan naïve", "ELAN naive", ["", "Élan", " ", "naïve", ""]),
+        ("a ﬁx", "fi", ["a ", "ﬁ", "x"]),
+        ("ab", "abc ab a", ["", "ab", ""]),
+        ("<b>", "<", ["", "<", "b>"]),
+        ("none", "xyz", ["none"]),
+        ("any", "  ", ["any"]),
+        ("", "a", [""]),
+    ],
+)
+def test_the_words_of_a_search_are_marked_in_a_text(text, search, pieces):
+    assert marked(text, search) == pieces and "".join(pieces) == text
+
+
+def test_an_excerpt_begins_and_ends_with_whole_words(history):
+    words = " ".join(f"word{number}" for number in range(200))
+    cut = said("title", words).excerpt("word77").strip("…").split()
+    assert "word77" in cut and set(cut) <= set(words.split()) and len(cut) > 10
 
 
 @pytest.mark.parametrize(
@@ -136,7 +216,7 @@ def test_of_a_file_with_a_bad_page_all_but_what_lies_there_is_kept(history, told
     history.file.write_bytes(whole[:page] + b"\xff" * 4096 + whole[page + 4096 :])
     left = [text[:2] for text in texts if not text.startswith("17")]
     assert [one.id for one in history.listed("0")] == ["20", "10"]
-    assert sorted(one.id for one in history.listed()) == left and history.purge(0) == ["99"]
+    assert sorted(one.id for one in history.listed()) == left and history.purge(-math.inf) == ["99"]
     assert history.save("17", said("again")) and history.load("16") is not None
     (line,) = told
     assert "set aside as chats.sqlite3.corrupt-" in line and "20 conversations could" in line

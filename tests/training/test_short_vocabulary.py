@@ -1,11 +1,22 @@
 """ShortVocabulary: heads that learn the tokens that they may draft, and no others."""
 
+import pytest
 import torch
 from support.training_models import random_llama
 
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.training.loss import IGNORED, HeadInputs, ShortVocabulary, medusa_loss
+from medusa_chat.training.events import Evaluated
+from medusa_chat.training.examples import Example, collate
+from medusa_chat.training.loss import (
+    IGNORED,
+    HeadInputs,
+    ShortVocabulary,
+    head_inputs,
+    medusa_loss,
+)
+from medusa_chat.training.recipe import Recipe
+from medusa_chat.training.trainer import new_heads, train_heads
 
 VOCABULARY, HEADS, ROWS, WIDTH = 24, 3, 50, 32
 
@@ -27,7 +38,7 @@ def loss(lm_head, heads, inputs):
 def test_a_list_of_all_tokens_changes_nothing():
     lm_head, heads, inputs = parts()
     short = ShortVocabulary.of(range(VOCABULARY), lm_head)
-    columns = inputs._replace(targets=short.columns(inputs.targets))
+    columns = on_columns(short, inputs)
     found, wanted = loss(short.lm_head, heads, columns), loss(lm_head, heads, inputs)
     torch.testing.assert_close(found.losses, wanted.losses)
     assert torch.equal(found.hits, wanted.hits) and torch.equal(found.labels, wanted.labels)
@@ -37,7 +48,7 @@ def test_the_loss_is_over_the_listed_tokens_alone():
     lm_head, heads, inputs = parts()
     listed = torch.tensor([1, 4, 5, 9, 20])
     short = ShortVocabulary.of(listed.tolist(), lm_head)
-    columns = inputs._replace(targets=short.columns(inputs.targets))
+    columns = on_columns(short, inputs)
     found = loss(short.lm_head, heads, columns)
     logits = heads(inputs.hidden, inputs.roots, lm_head)[..., listed]
     for head in range(HEADS):
@@ -46,6 +57,30 @@ def test_the_loss_is_over_the_listed_tokens_alone():
         wanted = torch.nn.functional.cross_entropy(logits[head][is_listed], places)
         torch.testing.assert_close(found.losses[head], wanted)
         assert found.labels[head] == is_listed.sum()
+
+
+def test_evaluations_are_over_the_listed_tokens_too():
+    model = random_llama(VOCABULARY)
+    short = ShortVocabulary.of([1, 4, 5, 9, 20], LogitHead(model.lm_head, model.config))
+    example = Example((3, 4, 9, 9, 1, 5, 7, 20), (False, *[True] * 7))
+    heads, recipe = new_heads(model.lm_head, HEADS), Recipe(max_steps=2, batch_tokens=16)
+
+    def refuse(_):
+        raise AssertionError("the logits of all tokens")
+
+    events = list(train_heads(model, refuse, heads, [example], recipe, [example], short=short))
+    evaluated = [event for event in events if isinstance(event, Evaluated)]
+    assert len(evaluated) == 2 and all(0 <= row[0] <= 1 for row in evaluated[-1].top)
+    wanted = loss(short.lm_head, heads, on_columns(short, head_inputs_of(model, example)))
+    assert list(evaluated[-1].losses) == pytest.approx(wanted.losses.tolist())
+
+
+def head_inputs_of(model, example):
+    return head_inputs(model, collate([example]), HEADS)
+
+
+def on_columns(short, inputs):
+    return inputs._replace(targets=short.columns(inputs.targets))
 
 
 def test_none_for_no_list_and_for_rows_that_cannot_be_taken():

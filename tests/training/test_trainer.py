@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from support.families import BY_LENGTH, tiny
 from support.training_models import LETTERS, letter_tokenizer, random_llama
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -18,6 +19,7 @@ from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import DeviceMemory
 from medusa_chat.training import answerers
+from medusa_chat.training import loss as loss_module
 from medusa_chat.training.answerers import BatchAnswerer, PromptBatch, batch_rows, fastest_answerer
 from medusa_chat.training.calibration import RANKS, accuracies_of, ranks_after, ranks_of
 from medusa_chat.training.conversations import read_conversations
@@ -35,6 +37,7 @@ from medusa_chat.training.loss import (
     cache_inputs,
     head_inputs,
     head_targets,
+    keep_inputs,
     medusa_loss,
 )
 from medusa_chat.training.recipe import Recipe
@@ -320,6 +323,31 @@ def test_interrupted_run_gives_the_same_heads(tmp_path):
         assert torch.equal(again.weight, whole.weight) and torch.equal(again.bias, whole.bias)
 
 
+def test_a_resumed_run_reads_the_hidden_states_that_are_kept(tmp_path):
+    model, examples = make_model(), make_examples()
+    recipe, state = Recipe(max_steps=6, batch_tokens=60), tmp_path / "state.pt"
+    whole, heads = new_heads(model.lm_head, 2), new_heads(model.lm_head, 2)
+    list(train_heads(model, model.lm_head, whole, examples, recipe))
+    run = train_heads(model, model.lm_head, heads, examples, recipe, state=state)
+    next(event for event in run if isinstance(event, TrainStep))
+    run.close()
+    model.get_decoder().forward = None  # it is not run again
+    again = list(train_heads(model, model.lm_head, heads, examples, recipe, state=state))
+    assert [event.step for event in again] == [2, 3, 4, 5, 6]
+    assert torch.equal(heads.weight, whole.weight)
+
+
+def test_hidden_states_that_cannot_be_kept_say_what_to_do(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(loss_module, "save_file", full)
+    inputs = cache_inputs(make_model(), 2, make_examples(), Recipe(batch_tokens=60))
+    with pytest.raises(MedusaChatError, match="No space left.*--resume"):
+        keep_inputs(inputs, tmp_path / "inputs.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
     state = tmp_path / "state.pt"
     write_state(state, {"step": 1})
@@ -579,6 +607,7 @@ def test_ranks_are_those_of_the_tokens_that_are_drafted():
     hidden = torch.randn(len(answer), model.config.hidden_size)
     listed = [6, 7, 9, 11]
     found = ranks_after(hidden, answer, heads, model.lm_head, listed)
+    assert found == ranks_after(hidden, answer, heads, lm_head, listed)  # of their rows alone
     assert heads.shorten(listed, lm_head)
     for place, row in enumerate(found):
         state, root = hidden[place : place + 1], torch.tensor(answer[place : place + 1])

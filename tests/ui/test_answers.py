@@ -1,6 +1,5 @@
 """An answer as it is drawn: reasoning and words, rows, steps, the rate beside plain decoding."""
 
-import json
 import time
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from support.conversations import ended, owner, turn
 from medusa_chat.decoding.events import Finished, Prefilled, Stats, Step
 from medusa_chat.ui.chat import viewer
 from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
-from medusa_chat.ui.chat.step_panel import figures, panel_line
+from medusa_chat.ui.chat.step_panel import figures
 from medusa_chat.ui.chat.transcript import figures_of
 
 
@@ -94,7 +93,7 @@ def test_figures_of_an_answer_that_repeats_itself_are_of_what_stands_before():
     assert found["ratio"] == pytest.approx((24 / 0.22) / 100, rel=1e-3)
     assert figures_of(answer).per_step == pytest.approx(24 / 11, abs=0.01)
     assert "repeats itself from “500 500" in answer.note
-    assert json.loads(panel_line(answer, None))["loop"] == 11
+    assert found["loop"] == 11
     recalled = Answer()
     recalled.recall(answer.events)
     assert figures(recalled, recalled.plain_rate) | {"first_ms": 0} == found | {"first_ms": 0}

@@ -99,7 +99,7 @@ def test_a_new_chat_keeps_the_old_one_and_the_answer_that_runs_there(controller)
     second = controller.session_of(tab)
     assert second is not first and second.system == "" and second.settings == {"temperature": 1}
     assert view.history == [] and view.system["value"] == ""
-    assert json.loads(view.conversations)["rows"][0][::3] == [first.id, True]
+    assert json.loads(view.conversations)["rows"][0][:4:3] == [first.id, True]
     assert controller.new(tab, {}) and controller.session_of(tab) is second  # it is empty itself
     ended(first)
     assert roles(first) == ["user", "assistant"] and not first.transcript.notes

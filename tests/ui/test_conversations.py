@@ -445,8 +445,8 @@ def test_a_search_finds_all_words_anywhere_whatever_their_case_and_accents(serve
     for search, expected in found.items():
         assert titles(server, tab.scope, search) == expected
     excerpts = [one.excerpt for one in server.list.entries(tab.scope, "CAFE strasse")[0]]
-    assert excerpts == ["Near the Straße, in Łódź or Seoul (서울)"]
-    assert [one.excerpt for one in server.list.entries(tab.scope, "cafe")[0]] == ["", ""]
+    assert excerpts == [["Near the ", "Straße", ", in Łódź or Seoul (서울)"]]
+    assert [one.excerpt for one in server.list.entries(tab.scope, "cafe")[0]] == [(), ()]
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
@@ -515,16 +515,99 @@ def test_a_conversation_is_saved_as_it_was_written(server):
     assert "value" not in server.save_conversation(stranger, event(id=chat.id))
 
 
-def test_a_deleted_conversation_leaves_the_disk_after_a_while(server, history, monkeypatch):
-    monkeypatch.setattr(list_module, "UNDO_SECONDS", 0.05)
+def test_an_emptied_bin_leaves_nothing_on_the_disk(server, history):
     tab = owner()
     chat = say(server, tab, "secret words")
     steps = history.file.parent / "steps" / chat.id
     wait_for(steps.exists)
-    server.delete_conversation(tab, event(id=chat.id))
-    wait_for(lambda: not steps.exists())
+    view = server.delete_conversation(tab, event(id=chat.id))
+    assert json.loads(view.conversations)["bin"] == 1
+    server.show_bin(tab, event(shown=True))
+    server.empty_bin(tab)
+    assert not steps.exists() and server.list.binned(OWNER) == []
     assert server.restore_conversation(tab, event(id=chat.id)).history["__type__"] == "update"
     assert b"secret words" not in history.file.read_bytes()
+
+
+def test_what_lies_in_the_bin_comes_back_after_a_restart(server, session, history):
+    tab = owner()
+    for text in ("pears", "plums"):
+        chat = say(server, tab, text)
+        server.delete_conversation(tab, event(id=chat.id))
+    other, again = ChatController(session, TREES, history), owner()
+    line = json.loads(other.show_bin(again, event(shown=True)).conversations)
+    assert [row[1:] for row in line["binned"]] == [["plums", 30], ["pears", 30]]
+    assert line["rows"] == [] and line["bin"] == 2
+    other.restore_conversation(again, event(id=chat.id))
+    assert titles(other) == ["plums"] and other.session_of(again).id == chat.id
+    assert [one.title for one in other.list.binned(OWNER)] == ["pears"]
+    assert json.loads(other.show_bin(again, event(shown=False)).conversations)["binned"] is None
+
+
+def test_a_guests_bin_is_in_memory_and_their_own(server):
+    guests = [Tab() for _ in range(2)]
+    for number, tab in enumerate(guests):
+        server.attach(tab, None, guest(str(number)))
+    chat = say(server, guests[0], "mine")
+    server.delete_conversation(guests[0], event(id=chat.id))
+    assert [one.title for one in server.list.binned(guests[0].scope)] == ["mine"]
+    assert server.list.binned(guests[1].scope) == server.list.binned(OWNER) == []
+    server.empty_bin(guests[1])
+    server.restore_conversation(guests[1], event(id=chat.id))
+    assert titles(server, guests[0].scope) == [] == titles(server, guests[1].scope)
+    server.restore_conversation(guests[0], event(id=chat.id))
+    assert titles(server, guests[0].scope) == ["mine"]
+    server.delete_conversation(guests[0], event(id=chat.id))
+    server.empty_bin(guests[0])
+    assert server.list.binned(guests[0].scope) == []
+
+
+def test_pinned_conversations_are_listed_first_and_stay_so(server, session, history):
+    tab = owner()
+    first = say(server, tab, "first")
+    for text in ("second", "third"):
+        server.new(tab, {})
+        say(server, tab, text)
+    server.pin_conversation(tab, event(id=first.id, pinned=True))
+    assert titles(server) == ["first", "third", "second"]
+    assert titles(ChatController(session, TREES, history)) == ["first", "third", "second"]
+    server.pin_conversation(tab, event(id=first.id, pinned="yes"))
+    assert titles(server) == ["third", "second", "first"]
+
+
+def test_a_temporary_chat_is_stored_nowhere_and_gone_with_its_tab(server, session, history):
+    tab = owner()
+    kept = say(server, tab, "kept words")
+    server.new_temporary(tab, {})
+    chat = say(server, tab, "secret words", system="secret prompt")
+    server.rename_conversation(tab, event(id=chat.id, title="secret title"))
+    line = json.loads(server.redraw(tab).conversations)
+    assert line["temporary"] and titles(server) == ["kept words"]
+    server.branch(tab, event(row=1))
+    branch = server.session_of(tab)
+    assert branch.is_temporary and server.sessions.find(OWNER, chat.id) is None
+    other = owner()
+    server.attach(other, json.dumps({"tab": branch.id}))
+    server.open_conversation(tab, event(id=kept.id))
+    assert server.session_of(other) is branch, "another tab shows it"
+    server.new(other, {})
+    assert server.sessions.find(OWNER, branch.id) is None
+    assert not (history.file.parent / "steps" / chat.id).exists()
+    data = b"".join(one.read_bytes() for one in history.file.parent.rglob("*") if one.is_file())
+    assert b"kept words" in data and b"secret" not in data
+    assert "secret" not in server.list.written(OWNER)
+
+
+def test_an_empty_temporary_chat_becomes_a_stored_one_by_new_chat(server):
+    tab = owner()
+    server.new_temporary(tab, {})
+    chat = server.session_of(tab)
+    server.new(tab, {})
+    assert server.session_of(tab) is chat and not chat.is_temporary
+    say(server, tab, "hello")
+    assert titles(server) == ["hello"] and chat.is_stored
+    chat.set_temporary(True)
+    assert not chat.is_temporary, "what is stored already is not made temporary"
 
 
 def test_a_branch_is_a_conversation_of_its_own_up_to_a_message(server, session, history):
@@ -548,30 +631,17 @@ def test_a_branch_is_a_conversation_of_its_own_up_to_a_message(server, session, 
     assert server.session_of(tab) is made and len(titles(server)) == 2
 
 
-def test_a_second_deletion_has_its_own_while(server, history):
-    tab = owner()
-    chat = say(server, tab, "pears")
-    server.delete_conversation(tab, event(id=chat.id))
-    first = server.list._removals[chat.id]
-    server.restore_conversation(tab, event(id=chat.id))
-    server.delete_conversation(tab, event(id=chat.id))
-    wait_for(lambda: not first.is_alive())  # it was given up, so that it ends at once
-    server.restore_conversation(tab, event(id=chat.id))
-    assert titles(server, tab.scope) == ["pears"]
-
-
-def test_a_deleted_conversation_leaves_the_disk_after_the_next_start(
-    server, session, history, monkeypatch
-):
-    """Not at once: it may have been deleted a moment ago."""
+def test_what_left_the_bin_leaves_the_disk_at_the_next_start(server, session, history, monkeypatch):
     tab = owner()
     chat = say(server, tab, "secret words")
+    monkeypatch.setattr("medusa_chat.runtime.history.BIN_SECONDS", 0.05)
     server.delete_conversation(tab, event(id=chat.id))
     ChatController(session, TREES, history)
-    assert b"secret words" in history.file.read_bytes()
-    monkeypatch.setattr(list_module, "UNDO_SECONDS", 0.05)
+    assert b"secret words" in history.file.read_bytes(), "it left just now"
+    monkeypatch.setattr(list_module, "LATE_SECONDS", 0.0)
+    wait_for(lambda: not history.binned())
     ChatController(session, TREES, history)
-    wait_for(lambda: b"secret words" not in history.file.read_bytes())
+    assert b"secret words" not in history.file.read_bytes()
 
 
 def test_a_conversation_that_is_deleted_in_one_tab_is_gone_in_the_other(server):
@@ -605,8 +675,8 @@ WRONG = (None, 7, True, [], {}, "../x", "a b", "x" * 101, "\ud800", "nobody", ""
 def test_a_forged_id_changes_nothing(server, id):
     tab = owner()
     chat = say(server, tab, "hello")
-    for act in ("open", "delete", "restore", "rename"):
-        getattr(server, f"{act}_conversation")(tab, event(id=id, title="x"))
+    for act in ("open", "delete", "restore", "rename", "pin"):
+        getattr(server, f"{act}_conversation")(tab, event(id=id, title="x", pinned=True))
     assert server.session_of(tab) is chat and titles(server) == ["hello"]
 
 

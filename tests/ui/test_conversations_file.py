@@ -94,7 +94,7 @@ def test_a_file_is_read_as_it_was_written_branches_and_models_included():
 
 
 def test_the_example_in_the_docs_can_be_read():
-    text = (Path(__file__).parents[2] / "docs" / "page.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text("utf-8")
     example = text[text.index('{"format"') :].partition("```")[0]
     [(id, found)] = read(example.encode(), TREES).conversations
     assert id == "aX3" and len(found.tree.said) == 3 and found.messages[1]["content"] == "Dear …"

@@ -15,13 +15,15 @@ class Tab:
     one it shows. key: a secret of this tab, by which it asks for the stream of an answer.
     chosen_answer: an earlier answer; None is the latest. number: of the latest it knows. awaits:
     of the one whose end it has not told. has_live: whether it shows what a stream wrote. tinted:
-    keys of the pieces it has. list_version, search, listed: of the list of conversations.
+    keys of the pieces it has. list_version, search, listed, shows_bin: of the list of
+    conversations.
     pace: as chosen; None is the model's usual one. views: how many it was sent. behind: the one it
     showed at the last look, where that was not the last one sent. turns: how often it was drawn
     anew, which ends the stream of before. streams: how many it had. heard: how many messages its
     box sent. taken: how many of them the server took.
     given, back: how many texts came to nothing, and the last, for its box. told: how many failures
-    of the store it was told. model: the name of the one that was loaded at its last
+    of the store it was told. has_watched: whether it knows that
+    another program has asked. model: the name of the one that was loaded at its last
     view. refused: the transcript_version at which something was, and why.
     """
 
@@ -42,6 +44,7 @@ class Tab:
     list_version: int = -1
     search: str = ""
     listed: int = 200
+    shows_bin: bool = False
     views: int = 0
     behind: int = 0
     turns: int = 0
@@ -51,6 +54,7 @@ class Tab:
     given: int = 0
     back: str = ""
     told: int = 0
+    has_watched: bool = False
     model: str = ""
     refused: tuple[int, str] = (0, "")
 

@@ -32,7 +32,8 @@ class ChatSession:
     scope: whose it is. version grows with each change, transcript_version with each change of what
     has been said. A refusal is a UsageError and changes nothing. `ended` is called with each answer
     that is over, `changed` with each change of what a store keeps. is_kept: whether it may be
-    written to disk; is_stored: whether it is there. settings: of its next answer, by name, as the
+    written to disk; is_stored: whether it is there. is_temporary: it never is, and no list has it.
+    is_pinned: it stands first in the list. settings: of its next answer, by name, as the
     page posts them; none so far: {}. most: characters that may be kept in it. pending: what waits
     to be said. number: of the next answer, never given twice. answer: the one that runs, or the
     last one shown. audience: the tabs that show it. error, news: what came of the last request
@@ -67,6 +68,8 @@ class ChatSession:
         self.is_deleted = False
         self.is_kept = False
         self.is_stored = False
+        self.is_temporary = False
+        self.is_pinned = False
         self.most: int | None = None
         self.pending: list[Inputs] = []
         self.number = number
@@ -199,7 +202,7 @@ class ChatSession:
     def stored_as(self, transcript: Transcript) -> StoredConversation:
         """As `stored`, with another transcript."""
         times = (self.created_at, self.updated_at)
-        own = (self.system, self.settings, self.given_title, *times, self._waiting)
+        own = (self.system, self.settings, self.given_title, *times, self._waiting, self.is_pinned)
         return StoredConversation(transcript.tree, *own)
 
     def restore(self, kept: StoredConversation) -> None:
@@ -208,6 +211,7 @@ class ChatSession:
         self.transcript, self.undone = Transcript.recalled(kept.tree, self.number), []
         self.system, self.settings, self.given_title = kept.system, kept.settings, kept.given_title
         self.created_at, self.updated_at = kept.created_at, kept.updated_at
+        self.is_pinned = kept.is_pinned
         self._returned = kept.waiting
         self._show_last()
 
@@ -251,6 +255,20 @@ class ChatSession:
         with self._lock:
             self.is_deleted = is_deleted
             self._keep()
+
+    def set_pinned(self, is_pinned: bool) -> None:
+        """Have it stand first in the list, or where its age puts it."""
+        with self._lock:
+            self.is_pinned = is_pinned
+            self._keep()
+
+    def set_temporary(self, is_temporary: bool) -> None:
+        """Never store it, or store it from its first message on. Only while nothing was said."""
+        with self._lock:
+            if self.is_empty and not self.is_running:
+                self.is_temporary = is_temporary
+                self.is_kept = self.scope == OWNER and not is_temporary
+                self._keep()
 
     def undo(self) -> str:
         """Take back what was done last: see Transcript.undone. Returns the user's text, for the

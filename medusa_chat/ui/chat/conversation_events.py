@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.errors import MedusaChatError
+from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
@@ -39,6 +39,14 @@ class ConversationEvents(ChatViewer):
             chat = self.sessions.open(tab.scope)
             chat.set_settings(settings)
             self._turn(tab, chat)
+        elif chat.is_temporary:
+            chat.set_temporary(False)
+        return self._view(tab)
+
+    def new_temporary(self, tab: Tab, settings: dict[str, Any]) -> View:
+        """As `new`; the empty conversation is never stored, and gone once no tab shows it."""
+        self.new(tab, settings)
+        self.session_of(tab).set_temporary(True)
         return self._view(tab)
 
     def open_conversation(self, tab: Tab, event: gr.EventData) -> View:
@@ -58,6 +66,7 @@ class ConversationEvents(ChatViewer):
         shown = rows_of(chat.transcript)
         if row is not None and 0 <= row < len(shown):
             made = self.sessions.open(tab.scope)
+            made.set_temporary(chat.is_temporary)
             made.restore(chat.stored.branch(shown[row].position + 1))
             made.save()
             self._turn(tab, made)
@@ -86,18 +95,35 @@ class ConversationEvents(ChatViewer):
         return self.list.add(data, self.trees) if tab and tab.scope == OWNER else None
 
     def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
-        """Take a conversation out of the list. An empty one is shown where it was."""
+        """Move a conversation to the bin. An empty one is shown where it was."""
         posted = self._posted(event)
         return self._change_list(tab, lambda: self.list.delete(tab.scope, posted.id))
 
     def restore_conversation(self, tab: Tab, event: gr.EventData) -> View:
-        """Bring a deleted conversation back, and show it where nothing else is shown."""
-        chat = self.list.restore(tab.scope, self._posted(event).id)
-        if chat is None:
-            gr.Warning("This conversation can no longer be restored.")
-        elif self.session_of(tab).is_empty:
-            self._turn(tab, chat)
+        """Bring a conversation back from the bin, and show it where nothing else is shown."""
+        id, shown = self._posted(event).id, self.session_of(tab)
+
+        def restore() -> None:
+            if (chat := self.list.restore(tab.scope, id)) is None:
+                raise UsageError("This conversation can no longer be restored.")
+            if shown.is_empty:
+                self._turn(tab, chat)
+
+        return self._change_list(tab, restore)
+
+    def show_bin(self, tab: Tab, event: gr.EventData) -> View:
+        """List what lies in the bin, or the conversations again."""
+        tab.shows_bin, tab.list_version = event_field(event, "shown") is True, -1
         return self._view(tab)
+
+    def empty_bin(self, tab: Tab) -> View:
+        """Remove for good what lies in the bin: the page has asked for a second click."""
+        return self._change_list(tab, lambda: self.list.empty_bin(tab.scope))
+
+    def pin_conversation(self, tab: Tab, event: gr.EventData) -> View:
+        """Have a conversation stand first in the list, or no longer."""
+        posted, is_pinned = self._posted(event), event_field(event, "pinned") is True
+        return self._change_list(tab, lambda: self.list.pin(tab.scope, posted.id, is_pinned))
 
     def search_conversations(self, tab: Tab, event: gr.EventData) -> View:
         """List those that hold a text; more: show older ones too."""
@@ -150,9 +176,11 @@ class ConversationEvents(ChatViewer):
 
     def _turn(self, tab: Tab, chat: ChatSession) -> None:
         """Show another conversation in a tab."""
-        before = self.session_of(tab)
+        before, is_left = self.session_of(tab), not self._is_shared(tab)
         tab.turn_to(chat)
         before.turn_away()
+        if before.is_temporary and is_left and before is not chat:
+            self.sessions.forget(before.scope, before.id)
 
     def _seen(self, tab: Tab) -> View:
         self.session_of(tab).touch()

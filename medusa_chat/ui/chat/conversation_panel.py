@@ -39,7 +39,7 @@ FROM_BROWSER = """async (tab, known, settings, vanilla) => {
 }"""
 LIST_EVENTS = (
     *("open_conversation", "search_conversations", "rename_conversation", "save_conversation"),
-    *("delete_conversation", "restore_conversation"),
+    *("delete_conversation", "restore_conversation", "pin_conversation", "show_bin", "empty_bin"),
 )
 # A second click before the first was answered must not be dropped.
 EACH: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
@@ -57,7 +57,9 @@ def build_heading() -> dict[str, Any]:
     """Put what stands above the list into the gr.Row that is open."""
     with gr.Row(elem_id="heading"):
         heading = gr.HTML(HEADING, elem_id="heading-title", js_on_load=None)
-        return {"heading": heading, "clear": gr.Button("New chat", elem_id="clear", size="sm")}
+        clear = gr.Button("New chat", elem_id="clear", size="sm")
+        temporary = gr.Button("Temporary chat", elem_id="temporary", size="sm")
+        return {"heading": heading, "clear": clear, "temporary": temporary}
 
 
 def build_system() -> gr.Textbox:
@@ -82,9 +84,12 @@ def connect_conversations(
             chat.set_settings(own := settings.first(own))
         return [*view, *settings.shown(is_plain, own)]
 
-    def new(posted: Posted) -> list[Any]:
-        own = settings.anew(settings.kept(posted))
-        return [*controller.new(posted[tab], own), *settings.shown(posted[vanilla], own)]
+    def opening(act: Callable[[Tab, dict[str, Any]], View]) -> Callable[[Posted], list[Any]]:
+        def handle(posted: Posted) -> list[Any]:
+            own = settings.anew(settings.kept(posted))
+            return [*act(posted[tab], own), *settings.shown(posted[vanilla], own)]
+
+        return handle
 
     def follow_model(tab: Tab, is_plain: object) -> list[Any]:
         """A conversation that was opened before its model was there begins with its defaults."""
@@ -98,9 +103,13 @@ def connect_conversations(
     page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
     parts["next"].refresh(follow_model, [tab, vanilla], settings.outputs, **AT_ONCE)
     posted = {tab, settings.origin, *settings.components.values()}
-    parts["clear"].click(new, posted, everything, **AT_ONCE)
+    parts["clear"].click(opening(controller.new), posted, everything, **AT_ONCE)
+    parts["temporary"].click(opening(controller.new_temporary), posted, everything, **AT_ONCE)
     _connect_turns(controller, tab, parts, everything, settings)
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
+    rows.pin_conversation(controller.pin_conversation, [tab], view, **EACH)
+    rows.show_bin(controller.show_bin, [tab], view, **EACH)
+    rows.empty_bin(controller.empty_bin, [tab], view, **EACH)
     rows.save_conversation(controller.save_conversation, [tab], [parts["saved"]], **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
     parts["versions"].show_version(controller.show_version, [tab], view, **EACH)

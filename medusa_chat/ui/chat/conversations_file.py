@@ -1,6 +1,6 @@
 """All conversations as one JSON file, and such a file, or another program's, read again.
 
-docs/page.md has the format. chat_exports.py reads those of ChatGPT and Open WebUI.
+docs/conversations.md has the format. chat_exports.py reads those of ChatGPT and Open WebUI.
 """
 
 import json

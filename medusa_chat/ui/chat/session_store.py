@@ -135,14 +135,15 @@ class SessionStore:
             if chat.scope != OWNER:
                 self._drop(chat)
 
-    def forget(self, chat: ChatSession) -> bool:
-        """Let go of a conversation that is deleted for good; False when it was brought back, or
-        the disk did not take that."""
-        if not chat.is_deleted or chat.id in self._unsaved:
-            return False
-        chat.is_kept = False  # an answer that ends late is not written
-        self._drop(chat)
-        return True
+    def forget(self, scope: str, id: str) -> None:
+        """Let go of a conversation that is gone for good: deleted, or temporary."""
+        with self._lock:
+            chat = self._sessions.get((scope, id))
+        if chat is not None and (chat.is_deleted or chat.is_temporary):
+            chat.end()
+            chat.is_kept = False  # an answer that ends late is not written
+            self._unsaved.discard(id)
+            self._drop(chat)
 
     # ---- who owns what is on disk ----
 
@@ -243,9 +244,9 @@ class SessionStore:
         empty ones and own ones first. One of the owner that runs, or is not on disk, stays."""
         chats = sorted(self.all(), key=lambda chat: chat.audience.seen_at)
         kept = (c for c in chats if c.scope == OWNER and c.id not in self._unsaved)
-        owners = [c for c in kept if not c.is_running and not c.is_deleted]
+        owners = [c for c in kept if not c.is_running]
         guests = [c for c in chats if c.scope != OWNER]
-        guests.sort(key=lambda chat: (not chat.is_empty, chat.scope != scope))
+        guests.sort(key=lambda c: (not c.is_deleted, not c.is_empty, c.scope != scope))
         mine = [c for c in guests if c.scope == scope]
         yield from (c for c in (*owners, *guests) if c.audience.is_long_gone and not c.is_running)
         if scope == OWNER:

@@ -22,7 +22,7 @@ SPLIT = ("backbone", "heads", "rest")
 def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
     """The numbers beside the picture. plain: tokens per second of plain decoding, measured
     on this model. split_ms: mean per step of SPLIT, which adds up to ms; null without a record.
-    is_noise: whether an overhead below 1 was measured, which is shown as 1."""
+    is_noise: whether an overhead below 1 was measured, which is shown as 1. loop: see Answer."""
     first, counted = answer.prefilled, answer.counted
     used = first.prompt_tokens + len(first.token_ids) + answer.tokens if first else None
     ms = counted.seconds / counted.steps * 1000 if counted.steps else None
@@ -41,6 +41,7 @@ def figures(answer: Answer, plain: float | None) -> dict[str, Any]:
         "overhead": short(overhead and max(1.0, overhead)),
         "is_noise": bool(overhead and overhead < 1),
         "slower": verdict(answer, plain),
+        "loop": answer.loop,
         "is_plain": answer.is_plain,
         "prefill_ms": short(first.seconds * 1000 if first else None),
         "prompt": first.prompt_tokens if first else None,
@@ -123,7 +124,6 @@ def panel_line(
             "model": named(begun.model, begun.backbone) if begun else "",
             "pinned": is_pinned,
             "ended": answer.finished is not None,
-            "loop": answer.loop,
             "drafter": settings.get("drafter"),
             "temperature": settings.get("temperature"),
             "epsilon": settings.get("posterior_threshold"),

@@ -60,7 +60,7 @@ def build_chat(
             parts |= _conversation(offer)
             settings = _composer(controller, tab, trees, parts)
         with gr.Column(elem_id="right", scale=6, min_width=320):
-            panel = script_block("tree", events=["newest", "pace", "peek", "pick"])
+            panel = script_block("tree", events=["newest", "pace", "peek", "pick", "watch"])
             card = script_block("peek")
             parts["tint"] = script_block("tint")
     parts |= {"panel": panel, "card": card}
@@ -177,6 +177,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **STEADY)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
     parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
+    parts["panel"].watch(controller.watch, [tab], [parts["panel"]], **AT_ONCE)
     parts["panel"].newest(controller.newest, [tab], [parts["panel"]], **STEADY)
     parts["panel"].peek(controller.peek, [tab], [parts["card"]], **STEADY)
 

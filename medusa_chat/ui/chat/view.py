@@ -95,13 +95,20 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     and in which view, and what becomes of its box. The server never writes the box itself: what
     was typed since it was asked would be lost."""
     tab.asks += bool(ask)
+    tab.has_watched = has_watched(chat)
     line = {"pending": [inputs.shown for inputs in chat.pending], "ask": ask}
     line |= {"heard": tab.heard, "taken": tab.taken, "given": tab.given, "back": tab.back}
     model = chat.session.state.model
     line |= {"number": tab.asks, "key": tab.key, "is_demo": is_demo(chat.session), "view": view}
     line["model"] = named(model.name, model.backbone) if model else ""
     line["drafter"] = kinds.short_label(model.heads, model.beside) if model else ""
+    line["watched"] = tab.has_watched
     return to_line({**line, "conversation": chat.id, "guest": chat.scope != OWNER})
+
+
+def has_watched(chat: ChatSession) -> bool:
+    """Whether there is an answer that another program asked for, which the owner may watch."""
+    return chat.scope == OWNER and chat.session.watched is not None
 
 
 def error_line(line: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Generator, Sequence
@@ -22,7 +23,7 @@ from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_list import ConversationList, list_line
 from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
-from medusa_chat.ui.chat.view import View, next_line, view_of
+from medusa_chat.ui.chat.view import View, has_watched, next_line, view_of
 from medusa_chat.ui.page.inputs import from_browser
 from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import waiting_text
@@ -45,6 +46,8 @@ class ChatViewer:
         steps = StepStore(history.file.parent / FOLDER) if history else None
         self.sessions = SessionStore(session, self._measure, history, steps)
         self.list = ConversationList(self.sessions)
+        self._watched: tuple[Ticket[Event] | None, Answer] = (None, Answer())
+        self._watching = threading.Lock()
         self._plain: dict[tuple[str, ...], tuple[float, float]] = {}  # rate, when
         self._tabs: weakref.WeakValueDictionary[str, Tab] = weakref.WeakValueDictionary()
 
@@ -114,7 +117,7 @@ class ChatViewer:
         is_shown = tab.version == chat.version and not self.sessions.failures(tab.scope, tab.told)
         is_shown &= tab.list_version == self.sessions.version(tab.scope)
         is_shown &= tab.system is not None and tab.system[1] == self._hint
-        is_shown &= tab.model == self._model
+        is_shown &= tab.model == self._model and tab.has_watched == has_watched(chat)
         view = from_browser(shown).get("view")
         if is_shown and (tab.is_streaming or not chat.is_running):
             if not tab.is_behind(view):
@@ -203,7 +206,8 @@ class ChatViewer:
             return gr.skip()
         tab.list_version = version
         entries, is_more = self.list.entries(tab.scope, tab.search, tab.listed)
-        return list_line(entries, self.session_of(tab), tab, is_more)
+        binned = self.list.binned(tab.scope)
+        return list_line(entries, binned, self.session_of(tab), tab, is_more)
 
     def _waiting_for(self, job: Ticket[Event]) -> str:
         if job.is_cancelled:
@@ -220,6 +224,19 @@ class ChatViewer:
         if answer.prefilled is None and not chat.is_running:
             return ""
         return panel_line(answer, self.plain_of(answer), step, since, answer is chat.answer)
+
+    def watch(self, tab: Tab) -> Any:
+        """The panel with the newest answer that another program asked for over the API, as far as
+        it has come. It is the owner's to see, and stays in memory until the next one."""
+        chat, ticket = self.session_of(tab), self.session.watched
+        if not has_watched(chat) or ticket is None:
+            return gr.skip()
+        with self._watching:
+            if self._watched[0] is not ticket:
+                self._watched = (ticket, Answer(chat.number()))
+            answer = tab.chosen_answer = self._watched[1]
+            answer.add(ticket.trace[len(answer.events) :])
+        return self._panel(tab)
 
     def _measure(self, answer: Answer) -> None:
         """Remember the plain speed that was timed beside the answer."""

@@ -9,7 +9,7 @@ from medusa_chat import hub
 from medusa_chat.checkpoints import kept_copies
 from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError
-from medusa_chat.hub.catalog import model_preset, repo_of
+from medusa_chat.hub.catalog import model_preset, repo_id_of, repo_of
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.recent_models import RecentModel
 from medusa_chat.runtime.session import Session
@@ -117,7 +117,7 @@ class ModelsController:
     def _entry(self, request: LoadRequest) -> Entry:
         """What is known of the checkpoint of a load."""
         entry = Entry(request.checkpoint, model_preset(request.checkpoint))
-        entry.cached = self.catalog.cached_repo(repo_of(entry.id))
+        entry.cached = self.catalog.cached_repo(repo_id_of(entry.id))
         entry.look_beside(file.path for file in self.catalog.local)
         entry.detail = self.catalog.detail(entry.key(request.backbone))
         return entry
@@ -141,9 +141,10 @@ class ModelsController:
         if self._is_in_use(repo, copies):
             raise hub.HubError(f"{repo} is in use: load another model first")
         freed = sum(kept_copies.remove(one) for one in {name, repo})
-        if hub.is_repo_id(repo) and (not freed or any(m.id == repo for m in hub.cached())):
+        of = repo_id_of(name)
+        if hub.is_repo_id(of) and (not freed or any(m.id == of for m in hub.cached())):
             freed += hub.remove(repo)
         self.catalog.forget()
-        self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != repo)
+        self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != of)
         self.catalog.copies = kept_copies.kept()
         return f"{name} is deleted: {hub.gb(freed)} freed."

@@ -8,7 +8,7 @@ from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.checkpoints.shipped_heads import is_of
 from medusa_chat.gguf_files import LocalGguf
 from medusa_chat.hub import CachedModel, SearchResult
-from medusa_chat.hub.catalog import ModelPreset, repo_of
+from medusa_chat.hub.catalog import ModelPreset, repo_id_of, repo_of
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail
 from medusa_chat.ui.models.load_form import LoadChoices
 
@@ -32,8 +32,8 @@ class Entry:
 
     @property
     def names(self) -> frozenset[str]:
-        """Its id, and the repo that is fetched for it."""
-        return frozenset({self.id, repo_of(self.id)})
+        """Its id, and the repo that is fetched for it, or the file and its repo."""
+        return frozenset({self.id, repo_of(self.id), repo_id_of(self.id)})
 
     @property
     def ships(self) -> bool:
@@ -118,7 +118,7 @@ def grouped(
     others = dict.fromkeys([*disk, *(one.name for one in copies)])
     groups.here = [Entry(name) for name in _fitting(others, words) if name not in seen]
     for _, entry in groups.all():
-        entry.cached, entry.found = disk.get(repo_of(entry.id)), hits.get(entry.id)
+        entry.cached, entry.found = disk.get(repo_id_of(entry.id)), hits.get(entry.id)
         entry.local = files.get(entry.id)
         entry.copies = tuple(one for one in copies if entry.names & {one.name, one.source})
         entry.look_beside(files)

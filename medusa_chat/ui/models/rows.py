@@ -7,7 +7,7 @@ from typing import Any
 from medusa_chat.checkpoints.kept_copies import OLD
 from medusa_chat.checkpoints.shipped_heads import local_backbone
 from medusa_chat.hub import cached_folder, gb, is_offline, is_repo_id
-from medusa_chat.hub.catalog import known_drafters, model_presets, repo_of
+from medusa_chat.hub.catalog import known_drafters, model_presets, repo_id_of, repo_of
 from medusa_chat.hub.client import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
 from medusa_chat.ui.models.entries import DEMO, Entry
@@ -198,7 +198,7 @@ def _is_refused(entry: Entry) -> bool:
 def _page(entry: Entry) -> str:
     """Its page on the Hub; of heads that ship the backbone's."""
     is_there = entry.id != DEMO and is_repo_id(entry.id) and not is_local(entry.id)
-    return page(repo_of(entry.id)) if is_there else ""
+    return page(repo_id_of(entry.id)) if is_there else ""
 
 
 def _freed(entry: Entry) -> int:

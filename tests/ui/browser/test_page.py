@@ -370,9 +370,10 @@ def test_the_list_of_keys_has_a_button_on_every_tab(quick, open_tab):
     tab = open_tab()
     for name in ("Chat", "Tune"):
         tab.get_by_role("tab", name=name).click()
-        tab.get_by_role("button", name="Keyboard: what each key does").click()
+        tab.get_by_role("button", name="The picture and the keyboard").click()
         tab.locator("#shortcuts").wait_for()
-        assert "new chat" in tab.locator("#shortcuts").inner_text()
+        told = tab.locator("#shortcuts").inner_text()
+        assert "new chat" in told and "tested and rejected" in told
         tab.locator("#shortcuts").get_by_role("button", name="Close").click()
         tab.locator("#shortcuts").wait_for(state="hidden")
 

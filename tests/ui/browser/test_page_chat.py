@@ -9,6 +9,7 @@ import pytest
 from support.page import (
     answered,
     ask,
+    drawn_frames,
     keep_no_settings,
     last_answer,
     open_settings,
@@ -681,3 +682,46 @@ def test_a_click_on_an_earlier_answer_shows_its_steps(quick, open_tab, monkeypat
     tab.wait_for_selector('svg.tree[data-step="6"]')
     tab.locator("#history .bot .message-content").first.click()
     tab.wait_for_selector('svg.tree[data-step="3"]')
+
+
+@pytest.mark.parametrize("height", [420, 900])
+def test_the_box_of_an_edit_is_seen_at_every_height(quick, open_tab, monkeypatch, height):
+    monkeypatch.setattr(quick, "steps", 60)
+    tab = open_tab()
+    tab.set_viewport_size({"width": 1280, "height": height})
+    ask(tab, "first")
+    ask(tab, "second")
+    for row in (0, 1):
+        tab.locator('#history button[aria-label="Edit"]').nth(row).evaluate("node => node.click()")
+        tab.wait_for_selector("#history .edit-textarea")
+        drawn_frames(tab, 2)
+        box = tab.locator("#history .edit-textarea").bounding_box()
+        seen = tab.locator("#conversation").bounding_box()
+        assert seen["y"] <= box["y"] + 1 < seen["y"] + seen["height"] - 30
+        tab.keyboard.press("Escape")
+        tab.evaluate("document.querySelector('#history button[aria-label=Cancel]')?.click()")
+        tab.wait_for_selector("#history .edit-textarea", state="detached")
+
+
+def test_text_can_be_selected_right_after_a_click_on_a_word(quick, open_tab):
+    tab = open_tab()
+    ask(tab, "first")
+    at = tab.locator("#history .bot .message-content p").first.bounding_box()
+    x, y = int(at["x"]) + 120, int(at["y"]) + 9
+    tab.mouse.click(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + 160, y, steps=5)
+    tab.mouse.up()
+    assert len(tab.evaluate("String(getSelection())")) > 8
+
+
+def test_the_dot_of_a_chosen_setting_stays_below_the_pointer(quick, open_tab):
+    tab = open_tab()
+    open_settings(tab)
+    ground = "getComputedStyle(document.querySelector('#acceptance input:checked')).backgroundColor"
+    tab.mouse.move(0, 0)
+    before = tab.evaluate(ground)
+    tab.locator("#acceptance input:checked").hover()
+    drawn_frames(tab, 20)  # colours change slowly
+    assert tab.evaluate(ground) == before
+    tab.click("#settings button")

@@ -24,7 +24,6 @@ from support.waiting import wait_for
 from medusa_chat.runtime.history import FILE, History
 from medusa_chat.runtime.stored_conversation import MessageTree, StoredConversation
 from medusa_chat.ui.app import PageOptions, open_page
-from medusa_chat.ui.chat import conversation_list
 from medusa_chat.ui.chat.conversations_file import written
 
 ROWS = "n => document.querySelectorAll('#history .message-row').length === n"
@@ -105,6 +104,17 @@ def empty_list(tab):
             tab.locator(".chat-row-delete").evaluate_all("all => all.map(one => one.click())")
     tab.wait_for_selector(".chat-row", state="detached")
     tab.wait_for_selector("#examples", state="visible")
+
+
+def empty_bin(tab):
+    """With its one confirmation, from the list and back to it."""
+    tab.get_by_role("button", name="Bin (").click()
+    tab.click(".bin-empty")
+    assert tab.inner_text(".bin-empty") == "Remove all for good?"
+    tab.click(".bin-empty")
+    tab.wait_for_selector(".bin-row", state="detached")
+    tab.click(".bin-back")
+    tab.wait_for_selector(".chat-list-search", state="visible")
 
 
 def show_list(tab):
@@ -272,8 +282,7 @@ DROP = """([name, text]) => {
 }"""
 
 
-def test_all_conversations_are_saved_and_come_back_by_a_button_or_a_drop(tab, folder, monkeypatch):
-    monkeypatch.setattr(conversation_list, "UNDO_SECONDS", 0.0)
+def test_all_conversations_are_saved_and_come_back_by_a_button_or_a_drop(tab, folder):
     tab.wait_for_function("document.querySelector('.chat-list-foot button').disabled")
     for text in ("first <b>", "second"):
         ask(tab, text)
@@ -283,6 +292,7 @@ def test_all_conversations_are_saved_and_come_back_by_a_button_or_a_drop(tab, fo
     assert caught.value.suggested_filename.startswith("medusa-chat 20")
     file = Path(caught.value.path())
     empty_list(tab)
+    empty_bin(tab)
     with closing(sqlite3.connect(folder / FILE)) as base:
         left = "SELECT count(*) FROM conversations WHERE title IN ('first <b>', 'second')"
         wait_for(lambda: base.execute(left).fetchone() == (0,))
@@ -310,7 +320,7 @@ def test_what_is_deleted_comes_back_with_one_click_or_key(tab):
     tab.get_by_label("Delete: drop this").click()
     listed(tab, "keep this")
     tab.wait_for_selector("#examples", state="visible")
-    assert "Deleted “drop this”" in tab.locator(".toast").inner_text()
+    assert "Moved “drop this” to the bin." in tab.locator(".toast").inner_text()
     assert tab.evaluate(AT_SEND), "the line lies over Send"
     tab.locator(".toast button").click()
     listed(tab, "drop this", "keep this")
@@ -319,7 +329,7 @@ def test_what_is_deleted_comes_back_with_one_click_or_key(tab):
     for title in ("drop this", "keep this"):
         tab.get_by_label(f"Delete: {title}").evaluate("node => node.click()")
     listed(tab)
-    assert "Deleted 2 conversations" in tab.locator(".toast").inner_text()
+    assert "Moved 2 conversations to the bin." in tab.locator(".toast").inner_text()
     tab.locator(".toast button").click()
     listed(tab, "drop this", "keep this")
     tab.set_viewport_size({"width": 390, "height": 844})  # the list lies over the page
@@ -336,6 +346,49 @@ def test_what_is_deleted_comes_back_with_one_click_or_key(tab):
     assert tab.evaluate("document.activeElement.className") == "chat-row-open"
 
 
+def test_the_bin_lists_what_was_deleted_and_gives_it_back_after_a_reload(tab):
+    empty_bin(tab) if tab.get_by_role("button", name="Bin (").count() else None
+    have(tab, "keep this", "drop <b>this</b>")
+    tab.get_by_label("Delete: drop <b>this</b>").evaluate("node => node.click()")
+    listed(tab, "keep this")
+    reload(tab)
+    show_list(tab)
+    tab.get_by_role("button", name="Bin (1)").click()
+    tab.wait_for_selector(".bin-row")
+    assert tab.inner_text(".bin-row .chat-row-title") == "drop <b>this</b>"
+    assert tab.inner_text(".bin-row .chat-row-excerpt") == "30 days left"
+    assert not tab.is_visible(".chat-list")
+    tab.get_by_label("Restore: drop <b>this</b>").click()
+    tab.wait_for_selector(".bin-row", state="detached")
+    assert tab.is_visible("text=The bin is empty.") and not tab.is_visible(".bin-empty")
+    tab.click(".bin-back")
+    listed(tab, "drop <b>this</b>", "keep this")
+
+
+def test_a_pinned_conversation_stands_first_under_its_own_heading(tab):
+    have(tab, "first", "second")
+    tab.get_by_label("Pin: first").evaluate("node => node.click()")
+    listed(tab, "first", "second")
+    assert tab.locator(".chat-list-when").first.inner_text() == "Pinned"
+    reload(tab)
+    show_list(tab)
+    listed(tab, "first", "second")
+    tab.get_by_label("Unpin: first").evaluate("node => node.click()")
+    listed(tab, "second", "first")
+
+
+def test_a_temporary_chat_says_so_and_is_in_no_list(tab):
+    tab.click(".temporary-open")
+    tab.wait_for_selector(".temporary-line:visible")
+    assert "never stored" in tab.inner_text(".temporary-line")
+    ask(tab, "a secret")
+    tab.wait_for_function(TITLED, arg="a secret")
+    listed(tab)
+    new_chat(tab)
+    tab.wait_for_selector(".temporary-line", state="hidden")
+    listed(tab)
+
+
 def test_the_list_is_searched_by_what_was_said(tab):
     have(tab, "apples and pears", "plums")
     tab.fill(".chat-list-search", "PEARS")
@@ -343,6 +396,7 @@ def test_the_list_is_searched_by_what_was_said(tab):
     tab.fill(".chat-list-search", "small PEARS")
     tab.wait_for_selector(".chat-row-excerpt")
     assert "a few small heads" in tab.inner_text(".chat-row-excerpt")
+    assert tab.locator(".chat-row mark").all_inner_texts() == ["pears", "small"]
     box, name = (tab.locator(f".chat-row-{part}").bounding_box() for part in ("excerpt", "title"))
     assert box["y"] >= name["y"] + name["height"] - 2 and box["width"] == name["width"]
     tab.fill(".chat-list-search", "nothing like it")

@@ -177,6 +177,8 @@ def test_a_tooltip_says_at_once_what_is_known(tab, runner):
     assert printable(step.draft.texts[node]) in said and "accepted" in said
     assert f"rank #{step.draft.ranks[node] + 1}" in said and "backbone:" in said
     assert len(runner.peeks) == asked
+    tab.mouse.move(5, 5)
+    tab.wait_for_selector(".tip", state="hidden")
 
 
 @pytest.mark.parametrize("nodes", [64, 16])
