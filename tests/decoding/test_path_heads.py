@@ -25,16 +25,15 @@ REFERENCE = Path(reference_path_heads.__file__).with_suffix(".json")
 KINDS = ("Hydra", "Hydra++", "MLP", "MLP, scaled")
 
 
-def written(folder, kind, extra=None, **changes):
+def written(folder, kind, extra=None, file="model.safetensors", **changes):
     """The folder of a drafter of this kind."""
     if kind.startswith("Hydra"):
         tensors = path_head_files.hydra(HIDDEN, VOCABULARY, kind == "Hydra++")
-        settings, file = path_head_files.hydra_config(**changes), "hydra_lm_head.pt"
+        settings = path_head_files.hydra_config(**changes)
     else:
         tensors = path_head_files.mlp(HIDDEN, VOCABULARY)
         given = {"scale_input": kind == "MLP, scaled"} | changes
         settings = path_head_files.mlp_config(HIDDEN, VOCABULARY, **given)
-        file = "model.safetensors"
     return write(folder, tensors | (extra or {}), settings, file)
 
 
@@ -102,7 +101,8 @@ def test_children_depend_on_all_nodes_above_them(kind, tmp_path):
 
 
 def test_a_repeated_block_is_in_memory_once_and_tied_heads_may_be_missing(tmp_path):
-    model = model_of(written(tmp_path / "a", "Hydra", hydra_num_layers=2), "Hydra")
+    folder = written(tmp_path / "a", "Hydra", file="hydra_lm_head.pt")  # as its authors name it
+    model = model_of(folder, "Hydra")
     assert len(model.heads[0].blocks) == 1
     tied = {
         name: tensor
