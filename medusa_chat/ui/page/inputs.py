@@ -29,6 +29,7 @@ SETTINGS = (
 )
 WHOLE = ("top_k", "nodes", "max_new_tokens")
 OTHERS = ("drafter", "against", "tree", "seed", "stop", "vanilla", "locked")
+PLACE = ("step", "node", "token")  # see Inputs
 DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
 SIDES = (kinds.NONE.name, *DRAFTERS)  # what a race may be against
 LABELS = {  # of the settings, as the page names them
@@ -55,13 +56,15 @@ LABELS = {  # of the settings, as the page names them
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. row: of the conversation that is shown. is_paced: whether the browser
-    shows the answer slower than it comes. against: the drafter of the other side of a race."""
+    """What an event may use. row: of the conversation that is shown. place: a token of a recorded
+    step, as (step, node, token). is_paced: whether the browser shows the answer slower than it
+    comes. against: the drafter of the other side of a race."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     row: int | None = None
+    place: tuple[int, int, int] | None = None
     is_paced: bool = False
     against: str = kinds.NONE.name
 
@@ -106,7 +109,7 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "row"}:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, *PLACE, "text", "system", "row"}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
@@ -114,6 +117,7 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
             system=clean("the system prompt", posted.get("system", "")).strip(),
             row=_row(posted.get("row")),
             against=one_of("against", posted.get("against", SIDES[0]), SIDES),
+            place=_place(posted),
         )
     except UsageError as error:
         raise UsageError(_clean_line(_as_labelled(str(error)))) from None
@@ -213,6 +217,15 @@ def clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     if len(value) > most:
         raise UsageError(f"{what} has {len(value):,} characters: give at most {most:,}")
     return without_broken_characters(value)
+
+
+def _place(posted: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    if not any(name in posted for name in PLACE):
+        return None
+    step, node, token = (whole_number(posted.get(name)) for name in PLACE)
+    if step is None or node is None or token is None:
+        raise UsageError("this step has no such node: choose another")
+    return step, node, token
 
 
 def _row(value: object) -> int | None:
