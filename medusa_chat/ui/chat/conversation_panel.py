@@ -136,6 +136,7 @@ def connect_conversations(
     rows.empty_bin(controller.empty_bin, [tab], view, **EACH)
     rows.save_conversation(controller.save_conversation, [tab], [parts["saved"]], **EACH)
     rows.search_conversations(controller.search_conversations, [tab], view, **EACH)
+    parts["versions"].save_replay(controller.save_replay, [tab], [parts["saved"]], **EACH)
     parts["versions"].show_version(controller.show_version, [tab], view, **EACH)
 
 
