@@ -13,9 +13,11 @@ Text = Sequence[Message] | str  # a conversation, or raw text without chat templ
 
 @dataclass(frozen=True)
 class TokenIds:
-    """A raw text as ids of the model's tokens, none of which is added to."""
+    """A raw text as ids of the model's tokens, none of which is added to. begun: how many of them,
+    the last ones, begin the answer already: their text comes with its first event."""
 
     ids: tuple[int, ...]
+    begun: int = 0
 
 
 @dataclass(frozen=True)

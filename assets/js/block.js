@@ -42,6 +42,7 @@ function makeBlock(name) {
       if (!known.includes(event)) throw Error(`the block ${name} sends no event "${event}"`);
       place.trigger(event, detail);
     },
+    sends: (event) => known.includes(event),
     value,
     setValue: (text) => (place.props.value = text),
     watch: (act) => watchers.push(act), // called when the value is another

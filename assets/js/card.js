@@ -2,7 +2,7 @@
 import { hide } from "./draw.js";
 import { bdi, button, make, meterOf, withRole } from "./elements.js";
 import { figure, percent, quoted } from "./format.js";
-import { panel, root, trigger } from "./panel.js";
+import { panel, root, sends, trigger } from "./panel.js";
 import {
   MARKS,
   SOURCES,
@@ -23,6 +23,8 @@ export const card = make("section", "card");
 card.setAttribute("aria-label", "The chosen node");
 card.tabIndex = -1;
 hide(card, true);
+const ASKING = "Asking the model: what else could have come here? It waits for an answer that runs.";
+const UNASKED = "What else could have come here is asked of the model, which is not in this file.";
 const peeks = new Map();
 
 function peekKey(of) {
@@ -37,7 +39,7 @@ export function openCard(data, step, node) {
 }
 
 function askModel() {
-  trigger("peek", { answer: panel.asked.answer, step: panel.asked.step, node: panel.asked.node });
+  if (sends("peek")) trigger("peek", { answer: panel.asked.answer, step: panel.asked.step, node: panel.asked.node });
 }
 
 function takePeek(found) {
@@ -68,8 +70,18 @@ function drawCard(error) {
   const mark = node === 0 ? MARKS.a : MARKS[view.state[node]] || "·";
   state.append(make("b", "", `${mark} `), stateWords(data, view, node));
   card.replaceChildren(head, state, factList(data, view, node), topLists(error));
+  if (sends("continue_from") && view.state[node] !== "a") state.after(continueButton("Continue from this token instead", view.id[node]));
   card.dataset.node = node;
   card.dataset.step = view.index;
+}
+
+// Goes on from a token in the place of the node, in another version of the answer.
+function continueButton(text, token) {
+  const { step, node } = panel.asked;
+  return button("continue-from", text, () => {
+    trigger("continue_from", { step, node, token });
+    hideCard();
+  });
 }
 
 function factList(data, step, node) {
@@ -134,7 +146,7 @@ function topLists(error) {
   const box = make("div", "tops");
   const found = peeks.get(peekKey(panel.asked));
   if (!found) {
-    const text = error || "Asking the model: what else could have come here? It waits for an answer that runs.";
+    const text = error || (sends("peek") ? ASKING : UNASKED);
     box.append(withRole(make("p", error ? "asking failed" : "asking", text), "status"));
     return box;
   }
@@ -146,6 +158,27 @@ function topLists(error) {
   else if (node > 0 && (data.drafter === "prompt-lookup" || sourceOf(view, node) === "t"))
     box.append(make("p", "asking", "This draft came from the text itself: there is no head to ask."));
   return box;
+}
+
+// The token that came in the place of a node; null where the answer did not come that far.
+function cameAt(view, node) {
+  const parent = view.parent[node];
+  if (parent < 0) return view.id[0];
+  const taken = view.parent.findIndex((above, other) => above === parent && view.state[other] === "a");
+  if (taken > 0) return view.id[taken];
+  return view.state[parent] === "a" ? figure(view.sampled, parent) : null;
+}
+
+// Beside a token of a top 10 that did not come there.
+function continueCell(token, text) {
+  const { view, node } = panel.asked;
+  const cell = make("td", "go");
+  if (!sends("continue_from") || token === cameAt(view, node) || token === view.id[node]) return cell;
+  const go = continueButton("↳", token);
+  go.title = `Continue from ${text} instead`;
+  go.setAttribute("aria-label", go.title);
+  cell.append(go);
+  return cell;
 }
 
 function topList(title, rows, own, node) {
@@ -168,7 +201,7 @@ function topList(title, rows, own, node) {
     share.title = String(p);
     const bar = make("td", "bar");
     bar.append(meterOf(p));
-    line.append(make("td", "rank", `#${rank}`), name, share, bar);
+    line.append(make("td", "rank", `#${rank}`), name, share, bar, continueCell(id, text));
     line.dataset.id = id;
     body.append(line);
   }

@@ -1,7 +1,8 @@
 // The elements of the panel, and its views.
 import { draw, hide } from "./draw.js";
 import { button, make, withRole } from "./elements.js";
-import { panel, schedule } from "./panel.js";
+import { panel, root, schedule } from "./panel.js";
+import { download, pngOf } from "./picture.js";
 
 export const gpuBox = make("div", "gpu"); // plain decoding and three sizes of the tree side by side
 export const head = make("div", "step-head");
@@ -30,6 +31,11 @@ export const hollow = make(
 );
 export const tip = withRole(make("div", "tip"), "tooltip");
 hide(tip, true);
+export const png = button("png", "PNG", async () => {
+  const background = getComputedStyle(root).getPropertyValue("--m-card");
+  download(await pngOf(panel.view === "mask" ? picture.querySelector("svg.mask") : svg, background), "step.png");
+});
+png.title = "Save the drawing of this step as a picture";
 const VIEWS = {
   tree: ["Tree", "what was drafted in this step, and what the model accepted"],
   mask: ["Mask", "which keys each node attends to"],

@@ -7,6 +7,7 @@ import { follow, stream } from "./follow.js";
 import { messageUnderWay, page, setUnderWay, tell } from "./page.js";
 import { show } from "./show.js";
 import { store, stored } from "./stored.js";
+import "./unmark.js";
 
 const { root, trigger, onValue, every } = blockOf("next");
 let asked = 0;

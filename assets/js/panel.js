@@ -5,7 +5,7 @@ import { nothingKnown } from "./known_steps.js";
 import { makePen, tokenFont } from "./measure.js";
 import { emptyChart } from "./rates.js";
 
-export const { root, trigger, onValue, setValue, every } = blockOf("tree");
+export const { root, trigger, sends, onValue, setValue, every } = blockOf("tree");
 export const NARROW = 480; // below, the tree folds to what was tested
 export const LARGEST = 1.7; // how much larger than usual a small tree is drawn at most
 export const FONT = 10.5; // px, of a chip's text at its usual size

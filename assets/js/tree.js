@@ -20,6 +20,7 @@ import {
   names,
   nodes,
   picture,
+  png,
   single,
   svg,
   taken,
@@ -57,12 +58,11 @@ import {
 import { CHIP } from "./places.js";
 import { show } from "./show.js";
 import { forget, keep, learn, request } from "./steps.js";
-import { back, drawTimeline, scrollTimeline, strip, timeline, toNewest } from "./timeline.js";
+import { back, drawTimeline, pacebar, scrollTimeline, strip, timeline, toNewest } from "./timeline.js";
 import { tellNode } from "./walk.js";
 import { watching } from "./watch.js";
 import { judged } from "./whatif.js";
 import { columnName } from "./words.js";
-import "./pane.js";
 
 const NO_FIGURES = {
   ...{ rate: null, recent: null, per_step: null, ms: null, split_ms: null, steps: 0, used: null },
@@ -78,6 +78,7 @@ times.append(facts, chartBox);
 area.append(picture);
 body.append(area, times, depths, gpuBox);
 facing.append(views, head);
+pacebar.append(png);
 root.replaceChildren(watching, figures, plain, timeline, facing, body, card, hollow, tip);
 for (const node of [root, chartBox, strip, box, picture]) widthsOf.set(node, 0);
 const resized = new ResizeObserver((entries) => {
@@ -204,3 +205,6 @@ for (const node of widthsOf.keys()) resized.observe(node);
 for (const node of [body, legend]) resized.observe(node);
 panel.draw = render;
 onValue(take);
+
+// In the page; a file with a saved answer has no pane to open and close.
+export const begin = () => import("./pane.js");

@@ -31,16 +31,24 @@ function control(row, version, count) {
   return box;
 }
 
-function drawBranch(bar, row) {
-  const [old] = bar.getElementsByClassName("branch");
-  if (old?.dataset.row === String(row)) return;
+// What is done with an answer as it is. hasSteps: whether they are known.
+function drawActs(bar, row, hasSteps) {
+  const old = bar.querySelector(":scope > .answer-acts");
+  const key = `${row}|${hasSteps}`;
+  if (old?.dataset.key === key) return;
   old?.remove();
-  const node = button("branch", "", () => trigger("branch", { row }));
-  node.dataset.row = row;
-  node.title = "Branch: go on from here in a new chat";
-  node.setAttribute("aria-label", node.title);
-  node.textContent = "Branch";
-  bar.append(node);
+  const acts = make("div", "answer-acts");
+  acts.dataset.key = key;
+  acts.append(act("branch", "Branch", "Branch: go on from here in a new chat", row));
+  if (hasSteps) acts.append(act("save_replay", "Save", "Save: one HTML file that replays the steps", row));
+  bar.append(acts);
+}
+
+function act(name, text, title, row) {
+  const node = button(name === "branch" ? "branch" : "save-answer", text, () => trigger(name, { row }));
+  node.title = title;
+  node.setAttribute("aria-label", title);
+  return node;
 }
 
 // The buttons that Gradio has under a row.
@@ -57,7 +65,7 @@ function draw() {
     const now = wanted.get(row);
     const bar = barOf(node);
     if (!bar) return;
-    if (node.classList.contains("bot-row")) drawBranch(bar, row);
+    if (node.classList.contains("bot-row")) drawActs(bar, row, Boolean(strips.get(row)?.at(-1)));
     drawByline(bar, row);
     const old = bar.querySelector(":scope > .versions");
     const state = now ? now.join("/") : "";

@@ -10,6 +10,7 @@ from medusa_chat.bench.step_profiler import SIZES, StepProfiler, time_steps
 from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.decoding.backends.native_experts import NativeStack
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.decoding.layer_forms import own_table
 from medusa_chat.decoding.tree import Tree
 
 RUNS = 3
@@ -65,13 +66,14 @@ def _beyond(
 
 
 def bytes_read(engine: Engine) -> int:
-    """Bytes of the weights that a plain step must read, each once, without the embedding table, of
+    """Bytes of the weights that a plain step must read, each once, without the embedding tables, of
     which it reads one row, and of experts as many as a row passes through; a table that is the LM
     head too counts."""
     model = engine.backbone.model
     read = _storages(model)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    for place in _storages(table).keys() - _storages(head).keys():
+    tables = _storages(table) | (_storages(own) if (own := own_table(model)) is not None else {})
+    for place in tables.keys() - _storages(head).keys():
         del read[place]
     stacks = [m for m in model.modules() if isinstance(m, NativeStack)]
     unread = sum(m.panels.nbytes for m in stacks) * (1 - sizes(model.config.to_dict()).chosen)

@@ -16,7 +16,7 @@ from medusa_chat.checkpoints.gguf_weights import GgufWeights
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.decoding.backbone import LogitHead
 from medusa_chat.decoding.backends.native_experts import experts_of
-from medusa_chat.decoding.layer_forms import DOWNS, GATES_UPS
+from medusa_chat.decoding.layer_forms import DOWNS, GATES_UPS, own_table
 from medusa_chat.errors import ModelError, first_line
 
 
@@ -39,6 +39,9 @@ def gguf_model(
     table = f"{_name_of(model, embeddings)}.weight"
     if device.type != "cpu" or weights.stored_type(table) is not None:  # it stays packed, too
         linears.add(table)
+    if device.type == "cpu" and (own := own_table(model)) is not None:
+        place = f"{_name_of(model, own)}.weight"
+        linears |= {place} if weights.stored_type(place) is not None else set()
     if device.type != "cpu":  # where experts do not
         stacks = set()
     for place in weights.shapes:

@@ -68,7 +68,9 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
     inputs, more = layer_inputs(config, hidden, layers)
     count, each = experts_of(config)
     copied = [(vocabulary, hidden, 1)]
-    is_merged = config.get("model_type") in NATIVE_FAMILIES and not experts
+    is_alone = bool(experts) or config.get("model_type") == "gemma4_text"  # merged for C alone
+    is_merged = config.get("model_type") in NATIVE_FAMILIES and not is_alone
+    own = 2 * layers * number(config, "hidden_size_per_layer_input", default=0, least=0)
     fed = (
         3 * inner + 2 * hidden if not experts else each * (2 * inner + hidden) + count + 3 * hidden
     )
@@ -90,7 +92,7 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         is_merged=is_merged,
         is_tied=_is_tied(config),
         is_reached=native_supports(config),
-        row=2 * (heads + key_values) * width + fed,
+        row=2 * (heads + key_values) * width + fed + own,
         is_bf16=str(dtype).endswith("bfloat16") and not is_quantised,
         chosen=each / count if experts else 1.0,
     )

@@ -35,6 +35,7 @@ from medusa_chat.decoding.backends.stored_linear import store_linears, use_kerne
 from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.decoding.heads import MedusaHeads
+from medusa_chat.decoding.layer_forms import own_table
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import StepBackend, TorchStep
 from medusa_chat.decoding.tree import ROOT, Tree
@@ -196,19 +197,28 @@ def _on_cpu(
 
 
 def _pack_tables(model: Any, native: NativeLibrary, keep: FileRows) -> None:
-    """Pack the LM head of a GGUF file, and its embedding where it is stored in blocks; a tied one
-    is in memory once."""
+    """Pack the LM head of a GGUF file, and its embeddings where they are stored in blocks; a tied
+    one is in memory once."""
     embedding = model.get_input_embeddings()
     is_tied = model.get_output_embeddings().weight is embedding.weight
     native_step.pack_lm_head(model, native, keep)
-    if not embedding.weight.is_meta:
-        return
-    table = model.get_output_embeddings()
-    if not is_tied:
-        place = next(name for name, module in model.named_modules() if module is embedding)
-        linear = SimpleNamespace(weight=embedding.weight, bias=None)
-        table = NativeLinear(linear, native, keep(f"{place}.weight", embedding.weight))
-    model.set_input_embeddings(PackedEmbedding(table, embedding))
+    own = own_table(model)
+    if own is not None and own.weight.is_meta:
+        table = _packed_table(model, own, native, keep)
+        model.get_decoder().embed_tokens_per_layer = PackedEmbedding(table, own)
+    if embedding.weight.is_meta:
+        head = model.get_output_embeddings()
+        table = head if is_tied else _packed_table(model, embedding, native, keep)
+        model.set_input_embeddings(PackedEmbedding(table, embedding))
+
+
+def _packed_table(
+    model: Any, embedding: Any, native: NativeLibrary, keep: FileRows
+) -> NativeLinear:
+    """The weight of an embedding of the model, packed."""
+    place = next(name for name, module in model.named_modules() if module is embedding)
+    linear = SimpleNamespace(weight=embedding.weight, bias=None)
+    return NativeLinear(linear, native, keep(f"{place}.weight", embedding.weight))
 
 
 def _said_of_kept(keep: WeightStorage, size: int) -> str:

@@ -55,10 +55,18 @@ class Answer:
         """The number of tokens that may still be added."""
         return self.limit - len(self.ids)
 
-    def begin(self, result: StepResult, seconds: float) -> tuple[tuple[int, ...], Part]:
-        """Record that the prompt was read in `seconds` -> what is emitted of the first token."""
+    def begin(
+        self, result: StepResult, seconds: float, begun: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], Part]:
+        """Record that the prompt was read in `seconds` -> what is emitted of the first token, with
+        the text of the tokens in the prompt that begin the answer."""
         self.prefill_seconds = seconds
-        return self._add([result.next_token], result)
+        before = Part()
+        for token in begun:
+            before = before.plus(self._part_of(token))
+        self.part = before
+        ids, part = self._add([result.next_token], result)
+        return ids, before.plus(part)
 
     def step(
         self, tokens: Sequence[int], result: StepResult, seconds: float, busy: float, why: str

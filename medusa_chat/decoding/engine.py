@@ -118,19 +118,21 @@ class Engine:
         should_stop: Callable[[], bool] = lambda: False,
         reader: ReasoningReader | None = None,
         logprobs: int | None = None,
+        begun: Sequence[int] = (),
     ) -> Generator[Told, None, None]:
         """Decode after `prompt_ids`. settings: resolved, with a seed where it samples.
 
         details: whether each step records its draft with probabilities. texts: of tokens; without
         them all text is "", and no stop string ends the answer. should_stop: checked after every
         event; ends the answer as "cancelled". reader: of reasoning. logprobs: the number of
-        alternatives for each token's log probability; None: no logprobs. A long prompt yields
-        Readings. Raises ContextError for a prompt that leaves no room, UsageError for an empty one.
+        alternatives for each token's log probability; None: no logprobs. begun: the prompt's last
+        tokens, where they begin the answer: their text comes first. A long prompt yields Readings.
+        Raises ContextError for one that leaves no room, UsageError for an empty one.
         """
         self._require_room(prompt_ids)
         started = perf_counter()
-        limit = self._limit(len(prompt_ids), settings)
-        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs, self.backend.rows)
+        limit, rows = self._limit(len(prompt_ids), settings), self.backend.rows
+        answer = Answer(self.eos, *limit, texts, settings.stop, reader, logprobs, rows)
         self._following = drafter.drafter
         reused, chunk = self._reuse(prompt_ids), self.backbone.chunk
         while len(prompt_ids) - len(self._ids) > chunk:
@@ -142,10 +144,9 @@ class Engine:
                 return
         penalties = Penalties(settings, prompt_ids) if settings.has_penalties else None
         first, hidden = self._prefill(prompt_ids, settings, penalties)
-        token_ids, part = answer.begin(first, perf_counter() - started)
-        told = self._prefilled(prompt_ids, settings, reused, token_ids, part)
-        seconds, named = answer.prefill_seconds, answer.logprobs(token_ids, first)
-        yield replace(told, seconds=seconds, logprobs=named)
+        ids, part = answer.begin(first, perf_counter() - started, begun)
+        told = self._prefilled(prompt_ids, settings, reused, ids, part)
+        yield replace(told, seconds=answer.prefill_seconds, logprobs=answer.logprobs(ids, first))
         known: Sequence[int] = [*prompt_ids, first.next_token]
         state = DecodeState(drafter, settings, details, hidden, first.next_token)
         state.keeps_logits, state.penalties = logprobs is not None, penalties
@@ -156,12 +157,12 @@ class Engine:
             if should_stop():
                 answer.reason = "cancelled"
                 break
-            started, begun = perf_counter(), self._busy()
+            started, before_step = perf_counter(), self._busy()
             result, plan = self._step(state, known, answer.room)
             known = [*result.tokens[1:], result.next_token]
             if penalties is not None:
                 penalties.add(known)
-            busy, seconds = self._busy() - begun, perf_counter() - started
+            busy, seconds = self._busy() - before_step, perf_counter() - started
             self._record(drafter, result, plan, seconds)
             yield answer.step(known, result, seconds, busy, plan.reason)
         if answer.reason == "error":

@@ -17,11 +17,18 @@ UNPROVEN = ("llama4", "llama4_text", "gpt_neo")  # their attention windows do no
 # whose layers are described as data (layer_forms.py): merged for torch, and passed through by C
 NATIVE_FAMILIES = (
     "llama mistral qwen2 phi3 qwen3 gemma gemma2 gemma3_text ministral3 smollm3 granite "
-    "qwen3_moe mixtral granitemoe gpt_oss"
+    "qwen3_moe mixtral granitemoe gpt_oss gemma4_text"
 ).split()
-HEAD_NORMED = ("qwen3", "qwen3_moe", "gemma3_text")  # queries and keys of a head are normed
+HEAD_NORMED = (
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "gemma4_text",
+)  # queries and keys of a head are normed
 GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # what multiplies the up product
-ACTIVATION = dict.fromkeys(("gemma2", "gemma3_text"), "hidden_activation")  # key of a config
+ACTIVATION = dict.fromkeys(
+    ("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation"
+)  # key of a config
 # what the C library's decoder takes
 LANES = 8  # numbers of a vector, which a hidden size is a multiple of
 LARGEST_HEAD, LARGEST_HIDDEN, MOST_EXPERTS = 512, 16384, 512
@@ -95,14 +102,25 @@ def native_supports(config: Mapping[str, Any]) -> bool:
     heads = config.get("num_attention_heads")
     if family not in NATIVE_FAMILIES or not hidden or not heads:
         return False
-    width = config.get("head_dim") or hidden // heads
+    widths = {config.get("head_dim") or hidden // heads, *_own_widths(config)}
+    both_ways = (None, False, "vision")  # rows of pictures, which there are none of here
     experts = next((count for key in EXPERTS if (count := config.get(key))), 0)
     return (
         gate_of(config) is not None
         and experts <= MOST_EXPERTS
-        and not config.get("use_bidirectional_attention")
+        and config.get("use_bidirectional_attention") in both_ways
+        and not config.get("enable_moe_block")  # experts beside gated products
         and hidden % LANES == 0
+        and (config.get("hidden_size_per_layer_input") or 0) % LANES == 0
         and hidden <= LARGEST_HIDDEN
-        and width % (LANES if family in HEAD_NORMED else 2) == 0
-        and width <= LARGEST_HEAD
+        and all(width % (LANES if family in HEAD_NORMED else 2) == 0 for width in widths)
+        and max(widths) <= LARGEST_HEAD
     )
+
+
+def _own_widths(config: Mapping[str, Any]) -> set[int]:
+    """The widths of heads that some layers have in place of the usual one (Gemma 4)."""
+    told = config.get("per_layer_config")
+    layers = told.values() if isinstance(told, Mapping) else ()
+    own = [layer.get("head_dim") for layer in layers if isinstance(layer, Mapping)]
+    return {width for width in (config.get("global_head_dim"), *own) if isinstance(width, int)}

@@ -124,6 +124,10 @@ class FusedLayer(nn.Module):
         self.before, self.mixed, self.after, self.fed = norms_around(layer)
         self.query_norm = getattr(attention, "q_norm", None)
         self.key_norm = getattr(attention, "k_norm", None)
+        self.value_norm = getattr(attention, "v_norm", None)
+        self.own_gate = getattr(layer, "per_layer_input_gate", None)
+        self.own_out = getattr(layer, "per_layer_projection", None)
+        self.own_norm = getattr(layer, "post_per_layer_input_norm", None)
         self.beside: nn.Module | None = None
         self.qkv, self.out, self.gate_up, self.down = qkv, out, gate_up, down
         self.mixture = Mixture(mixture_of(layer)) if gate_up is None else None
@@ -135,18 +139,21 @@ class FusedLayer(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
+        *own: Tensor | None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """hidden_states [1, q, d], attention_mask as the attention function takes it,
-        position_embeddings (cos, sin) [1, q, R], position_ids int64 [1, q], kwargs the stock
-        layer's -> [1, q, d], all in the layer's dtype."""
+        """hidden_states [1, q, d], own [1, q, p] of a layer that has inputs of its own,
+        attention_mask as the attention function takes it, position_embeddings (cos, sin) [1, q, R],
+        position_ids int64 [1, q], kwargs the stock layer's -> [1, q, d], all in the layer's
+        dtype."""
         if self.config._attn_implementation not in OURS or position_embeddings is None:
             out: Tensor = self.stock(
                 hidden_states,
+                *own,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
                 position_embeddings=position_embeddings,
@@ -156,7 +163,14 @@ class FusedLayer(nn.Module):
             return out
         angles = self.signed(whole_angles(position_embeddings, self.form))
         hidden, delta = self.run(
-            hidden_states, None, attention_mask, past_key_values, angles, position_ids
+            hidden_states,
+            None,
+            attention_mask,
+            past_key_values,
+            angles,
+            position_ids,
+            kwargs.get("shared_kv_states"),
+            *own,
         )
         return hidden + delta
 
@@ -168,17 +182,19 @@ class FusedLayer(nn.Module):
         cache: Any,
         angles: tuple[Tensor, Tensor],
         positions: Tensor | None,
+        shared: Any = None,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """hidden [1, q, d] and what the layer before adds to it; angles: cos and signed sin
-        [1, q, R]; positions int64 [1, q], of a layer whose queries grow with them -> the same two
+        [1, q, R]; positions int64 [1, q], of a layer whose queries grow with them; shared: keys and
+        values by kind of layer, which later layers read; own [1, q, p]: see forward -> the same two
         after this layer, all in its dtype."""
         if delta is None:
             x = self.before(hidden)
         else:
             hidden, x = self.ops.add_norm(hidden, delta, self.before)
         form = self.form
-        qkv = self._heads_normed(self.qkv(x))
-        query, key, value = self.ops.turned(qkv, *angles, form.heads, cache, self.index)
+        query, key, value = self._attended(self._heads_normed(self.qkv(x)), angles, cache, shared)
         if form.growth is not None and positions is not None:
             query = query * form.growth_at(positions)[:, None, :, None].to(query.dtype)
         if form.has_sinks:
@@ -189,7 +205,26 @@ class FusedLayer(nn.Module):
             mixed = attend(query, key, value, mask, form.scaling, form.cap)
         delta = self._added(self.out(mixed.flatten(2)), self.mixed)
         hidden, x = self.ops.add_norm(hidden, delta, self.after)
-        return hidden, self._added(self._fed(x), self.fed)
+        delta = self._added(self._fed(x), self.fed)
+        if self.own_gate is not None and self.own_out is not None and own is not None:
+            hidden = hidden + delta
+            gate = F.gelu(self.own_gate(hidden), approximate="tanh")
+            delta = self._added(self.own_out(gate * own), self.own_norm)
+        scale = getattr(self.stock, "layer_scalar", None)
+        return (hidden, delta) if scale is None else (hidden * scale, delta * scale)
+
+    def _attended(
+        self, qkv: Tensor, angles: tuple[Tensor, Tensor], cache: Any, shared: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See LayerOps.turned; keys and values may be those of a layer before."""
+        form = self.form
+        if form.source is not None:
+            query, _, _ = self.ops.turned(qkv, *angles, (form.heads[0], 0), None, self.index)
+            return query, *shared[form.kind]
+        found = self.ops.turned(qkv, *angles, form.heads, cache, self.index)
+        if shared is not None:
+            shared[form.kind] = found[1:]
+        return found
 
     def _fed(self, x: Tensor) -> Tensor:
         """What the gated products, or the experts, make of x [1, q, d]."""
@@ -201,15 +236,18 @@ class FusedLayer(nn.Module):
         return out
 
     def _heads_normed(self, qkv: Tensor) -> Tensor:
-        """qkv [1, q, (H + 2 H_kv) D] with the heads of queries and keys normed, where they are."""
+        """qkv [1, q, N] of the linears that there are -> [1, q, (H + 2 H_kv) D], or queries alone,
+        with the heads normed that are."""
         if self.query_norm is None:
             return qkv
-        queries, keys = self.form.heads
-        split = qkv.unflatten(-1, (queries + 2 * keys, -1)).split([queries, keys, keys], -2)
-        assert self.key_norm is not None
-        return torch.cat(
-            [self.query_norm(split[0]), self.key_norm(split[1]), split[2]], -2
-        ).flatten(-2)
+        split = qkv.split(self.form.outputs, -1)
+        heads = [part.unflatten(-1, (-1, self.form.width)) for part in split]
+        found = [self.query_norm(heads[0])]
+        if self.key_norm is not None and len(heads) > 1:
+            value = heads[-1]
+            found += [self.key_norm(heads[1])]
+            found += [value if self.value_norm is None else self.value_norm(value)]
+        return torch.cat(found, -2).flatten(-2)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         if self.form.gate == "silu":
@@ -261,7 +299,17 @@ class FusedDecoder:
         hidden = self.stock.embed_tokens(input_ids)
         if (factor := getattr(self.stock, "embedding_multiplier", 1.0)) != 1:
             hidden = hidden * factor
-        return self.run(hidden, position_ids, past_key_values, attention_mask)
+        own = self.own_inputs(input_ids, hidden)
+        return self.run(hidden, position_ids, past_key_values, attention_mask, own)
+
+    def own_inputs(self, input_ids: Tensor, hidden: Tensor) -> Tensor | None:
+        """What each layer reads of a token beside its input, [1, n, L, p]; None for nothing.
+        input_ids int64 [1, n], hidden [1, n, d]: their embeddings."""
+        if not getattr(self.stock, "hidden_size_per_layer_input", 0):
+            return None
+        rows = self.stock.get_per_layer_inputs(input_ids, None)
+        own: Tensor = self.stock.project_per_layer_inputs(hidden, rows)
+        return own
 
     def run(
         self,
@@ -269,31 +317,38 @@ class FusedDecoder:
         position_ids: Tensor,
         past_key_values: Any,
         attention_mask: Tensor | dict[str, Tensor],
+        own: Tensor | None = None,
+        only: int | None = None,
     ) -> Any:
         """The pass from embeddings [1, n, d] on, in their dtype. attention_mask: one, or one by
-        kind of layer."""
+        kind of layer; own: see own_inputs; only: the number of the one layer that is passed."""
         layers: Any = self.stock.layers
         is_one = isinstance(attention_mask, Tensor)
         given = {"": attention_mask} if isinstance(attention_mask, Tensor) else attention_mask
-        queries, keys = layers[0].form.heads
-        masks = {
-            kind: fold(mask, queries // keys) if mask.is_floating_point() else mask
-            for kind, mask in given.items()
-        }  # for all layers
+        masks: dict[tuple[Any, int], Tensor] = {}
         angles: dict[tuple[Any, bool], tuple[Tensor, Tensor]] = {}
+        shared: dict[Any, tuple[Tensor, Tensor]] = {}
         delta = None
         for number, layer in enumerate(layers):
+            if only not in (None, number):
+                continue
             form = layer.form
             if (form.kind, form.is_turned) not in angles:
                 found = angles_of(self.stock.rotary_emb, hidden, position_ids, form)
                 angles[form.kind, form.is_turned] = layer.signed(found)
+            seen = "" if is_one else form.kind, form.heads[0] // form.heads[1]
+            if seen not in masks:
+                mask = given[seen[0]]
+                masks[seen] = fold(mask, seen[1]) if mask.is_floating_point() else mask
             hidden, delta = layer.run(
                 hidden,
                 delta,
-                masks["" if is_one else form.kind],
+                masks[seen],
                 past_key_values,
                 angles[form.kind, form.is_turned],
                 position_ids,
+                shared,
+                None if own is None else own[:, :, number],
             )
             if number in self._taps:
                 self._tapped[number] = (hidden + delta)[0]

@@ -17,7 +17,7 @@ PLAIN = "Llama Mistral Qwen2 Qwen3 Phi3 Ministral3 SmolLM3 Granite Gemma".split(
 MIXED = (
     "Qwen3Moe Mixtral GraniteMoe GptOss".split()
 )  # the same with experts in all layers or in some
-POST_NORMED = "Gemma2 Gemma3".split()  # the same, what is added is normed too
+POST_NORMED = "Gemma2 Gemma3 Gemma4Text".split()  # the same, what is added is normed too
 LAYERS = {f"{family}DecoderLayer" for family in (*PLAIN, *MIXED, *POST_NORMED)}
 RAISED_NORMS = {f"{family}RMSNorm" for family in ("Gemma", "Gemma2", "Gemma3")}  # 1 + weight
 GATES_UPS, DOWNS = "gate_up_proj", "down_proj"  # the weights of all experts of a layer
@@ -26,16 +26,18 @@ PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 def parts_of(parent: Any, whole: str) -> tuple[str, ...]:
     """The names of the linears of an attention or MLP block that make the product `whole`: itself
-    where the family has it so (Phi-3)."""
-    return (whole,) if hasattr(parent, whole) else PARTS[whole]
+    where the family has it so (Phi-3), and of keys and values those that there are (Gemma 4)."""
+    if hasattr(parent, whole):
+        return (whole,)
+    return tuple(name for name in PARTS[whole] if getattr(parent, name, None) is not None)
 
 
 def is_described(layer: nn.Module) -> bool:
     """Whether a LayerForm says all that this layer does: a known family, a known gate, and no row
     that sees one behind it."""
-    if type(layer).__name__ not in LAYERS:
-        return False
     known: Any = layer
+    if type(layer).__name__ not in LAYERS or getattr(layer, "enable_moe_block", False):
+        return False
     attention = known.self_attn
     if (mixture := mixture_of(layer)) is not None and ExpertsForm.of(mixture).count > MOST_EXPERTS:
         return False
@@ -57,6 +59,12 @@ def mixture_of(layer: Any) -> Any:
     """The block of a layer that has a router and experts; None where it has none."""
     block = layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp
     return block if hasattr(block, "experts") else None
+
+
+def is_for_c(layer: Any) -> bool:
+    """Whether only C gains by the description of a layer, and torch takes the stock one: its merged
+    one scores experts in fp32, which the family's own may not, or was never tried on a GPU."""
+    return mixture_of(layer) is not None or type(layer).__name__.startswith("Gemma4")
 
 
 def router_of(mixture: Any) -> Any:
@@ -99,7 +107,9 @@ class LayerForm:
     bends to cap * tanh(score / cap); has_sinks: whether each head has a score that takes its share
     beside the keys'; residual: factor of what is added; growth: beta and length, of queries
     multiplied by 1 + beta log(1 + floor(position / length)); experts: of a layer that has some;
-    clamp: alpha and limit of clamped gates."""
+    clamp: alpha and limit of clamped gates; source: the layer before it, counted from 0, whose keys
+    and values it reads, and has none then; are_keys_values: whether values are its keys before
+    their norm."""
 
     heads: tuple[int, int]
     width: int
@@ -115,6 +125,16 @@ class LayerForm:
     clamp: tuple[float, float] | None = None
     is_halved: bool = False
     has_sinks: bool = False
+    source: int | None = None
+    are_keys_values: bool = False
+
+    @property
+    def outputs(self) -> list[int]:
+        """How many outputs its linears of queries, keys and values have, those that there are."""
+        queries, keys = (heads * self.width for heads in self.heads)
+        if self.source is not None:
+            return [queries]
+        return [queries, keys] if self.are_keys_values else [queries, keys, keys]
 
     @classmethod
     def of(cls, layer: Any) -> "LayerForm":
@@ -126,7 +146,7 @@ class LayerForm:
         family = type(layer).__name__.removesuffix("DecoderLayer")
         mixture = mixture_of(layer)
         return cls(
-            heads=(config.num_attention_heads, config.num_key_value_heads),
+            heads=(config.num_attention_heads, _key_heads(config, index)),
             width=attention.head_dim,
             gate=gate_of(config.to_dict()) or "",
             scaling=attention.scaling,
@@ -141,6 +161,8 @@ class LayerForm:
             clamp=(config.swiglu_alpha, config.swiglu_limit) if family == "GptOss" else None,
             is_halved=family == "GptOss",
             has_sinks=hasattr(attention, "sinks"),
+            source=_source(attention),
+            are_keys_values=getattr(attention, "use_alternative_attention", False),
         )
 
     def growth_at(self, positions: Tensor) -> Tensor:
@@ -148,6 +170,22 @@ class LayerForm:
         assert self.growth is not None
         beta, length = self.growth
         return 1 + beta * torch.log(1 + torch.floor(positions / length))
+
+
+def _key_heads(config: Any, index: int) -> int:
+    """Heads of keys and values of a layer."""
+    layers = getattr(config, "per_layer_config", None)
+    own = config if layers is None else layers[index]
+    return int(own.num_key_value_heads)
+
+
+def _source(attention: Any) -> int | None:
+    """The last layer of the same kind with keys and values of its own, where this one has none."""
+    if not getattr(attention, "is_kv_shared_layer", False):
+        return None
+    config = attention.config
+    kinds = config.layer_types[: config.num_hidden_layers - config.num_kv_shared_layers]
+    return max(i for i, kind in enumerate(kinds) if kind == attention.layer_type)
 
 
 def _growth(config: Any) -> tuple[float, int]:
@@ -182,6 +220,12 @@ def embedding_scale(decoder: Any) -> float:
     own = getattr(embedding, "scale", 1.0)  # of one that is packed
     own = own if scale is None else float(scale.to(embedding.weight.dtype))
     return own * float(getattr(decoder, "embedding_multiplier", 1.0))
+
+
+def own_table(model: Any) -> Any:
+    """The embedding of what each layer reads of a token beside its input, [V, layers * width];
+    None where layers read nothing else."""
+    return getattr(model.get_decoder(), "embed_tokens_per_layer", None)
 
 
 def angles_of(rotary: Any, x: Tensor, positions: Tensor, form: LayerForm) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from medusa_chat.decoding.drafters.drafter import Drafting
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
+from medusa_chat.errors import UsageError
 from medusa_chat.messages import Fresh, ModelInfo, TokenIds
 from medusa_chat.runtime.plain_clock import plain_step_seconds
 from medusa_chat.runtime.prompt import cached_text, encode, encode_latest
@@ -44,6 +45,9 @@ def reply(
     ids, notes = read.ids, _template_note(loaded, prompt, read.refused) if is_chat else ()
     advice = _Advice(loaded.info, settings.nodes or 1)
     reader = loaded.reasoning_reader(read.state) if is_chat else None
+    begun = ids[len(ids) - prompt.begun :] if isinstance(prompt, TokenIds) else ()
+    if begun and begun[-1] in loaded.engine.eos:
+        raise UsageError("this token ends the answer: choose another to go on from")
     answer = loaded.engine.generate(
         ids,
         drafter,
@@ -52,6 +56,7 @@ def reply(
         should_stop=should_stop,
         reader=reader,
         logprobs=asked.logprobs,
+        begun=begun,
     )
     own: list[float] = []  # busy seconds of its plain steps
     with refuse_out_of_memory(advice), closing(answer) as events:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # prefill (one chunk may take a large model on a CPU this long); and in all other requests.
 PATIENCE = {"find": 3.0, "read": 1.0, "prompt": 60.0, "answer": 10.0}
 PR_SET_PDEATHSIG = 1
+FIRST = 0.2  # seconds that a new worker waits for its first request before it imports anything
 WORKER = "medusa_chat.runtime.worker"  # it imports torch and transformers
 
 
@@ -72,15 +73,7 @@ class InProcess:
 
     @cached_property
     def worker(self) -> "Worker":
-        packing = None
-        with preparing():
-            if self._first is not None and WORKER not in sys.modules:
-                from medusa_chat.checkpoints.packing import begun  # torch, without transformers
-
-                packing = begun(self._first)
-            from medusa_chat.runtime.worker import Worker
-
-        return Worker(packing)
+        return prepared(self._first)
 
     def run(self, request: Request[V]) -> Generator[V, None, None]:
         self._stop.clear()
@@ -264,10 +257,35 @@ def serve(pipe: Connection) -> None:
     clean_output()  # libraries print strings from files of strangers
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with suppress(KeyboardInterrupt):
-        with preparing():
-            from medusa_chat.runtime.worker import serve_requests
+        first = _sent_already(pipe)
+        worker = prepared(first if isinstance(first, LoadRequest) else None, leaves_core=True)
+        from medusa_chat.runtime.worker import serve_requests
 
-        serve_requests(pipe)
+        serve_requests(pipe, worker, first)
+
+
+def _sent_already(pipe: Connection) -> Any:
+    """The first request, usually a load; None where none is sent yet, or the app has exited."""
+    with suppress(EOFError, OSError):
+        return pipe.recv() if pipe.poll(FIRST) else None
+    return None
+
+
+def prepared(first: LoadRequest | None, leaves_core: bool = False) -> "Worker":
+    """A worker, whose packages are imported. first: a load that will follow, for which weights are
+    packed meanwhile; leaves_core: whether a page, and usually its browser, run beside."""
+    packing = None
+    with preparing():
+        if WORKER not in sys.modules:
+            from medusa_chat.checkpoints import devices  # torch, without transformers
+            from medusa_chat.checkpoints.packing import begun
+
+            if leaves_core:
+                devices.leave_one_core()
+            packing = begun(first) if first is not None else None
+        from medusa_chat.runtime.worker import Worker
+
+    return Worker(packing)
 
 
 @contextmanager

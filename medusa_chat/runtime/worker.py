@@ -10,7 +10,6 @@ import torch
 import transformers  # noqa: F401  # imported before the first load asks for it
 from torch import Tensor
 
-from medusa_chat.checkpoints import devices
 from medusa_chat.checkpoints.devices import choose_device, refuse_out_of_memory, release
 from medusa_chat.checkpoints.kernel_trial import machine_memory
 from medusa_chat.checkpoints.load import load
@@ -127,14 +126,12 @@ def _ranked(
     return ranked(best), ranked(known)
 
 
-def serve_requests(pipe: Connection) -> None:
+def serve_requests(pipe: Connection, worker: Worker, first: Request[Any] | Stop | None) -> None:
     """Read requests and Stops from the pipe, answer each request with Values and one End, until the
-    app closes the pipe or the device fails."""
-    devices.leave_one_core()  # the page, and usually its browser, run beside
-    worker = Worker()
+    app closes the pipe or the device fails. first: what was read already."""
     with suppress(EOFError, OSError):  # the app has exited
         while True:
-            request = pipe.recv()
+            request, first = pipe.recv() if first is None else first, None
             if isinstance(request, Stop):
                 continue  # for a request that has already ended
             end = _carry_out(pipe, worker, request)

@@ -28,10 +28,10 @@ from medusa_chat.ui.access.own_states import OwnStates
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
-from medusa_chat.ui.chat.markup import RULES
+from medusa_chat.ui.chat.given import given
+from medusa_chat.ui.page.attachments import Attachments
 from medusa_chat.ui.page.kept_chats import KeptChats
 from medusa_chat.ui.page.live import Live
-from medusa_chat.ui.page.pace import gpu_times
 from medusa_chat.ui.page.scripts import Scripts
 from medusa_chat.ui.shell import Shell
 from medusa_chat.ui.tabs import build_app
@@ -142,10 +142,11 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     once = Middleware(Once, program=blocks.app_id, share=share)
     live = Middleware(Live, updates_of=controller.updates_of)
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
+    pdfs = Middleware(Attachments, is_tab=lambda key: controller.tab_of(key) is not None)
     states = OwnStates(blocks)
     share.on_end.append(states.end_guests)
-    shell = Middleware(Shell, prefix=root.path, known={"GPU_TIMES": gpu_times(), "RULES": RULES})
-    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats]
+    shell = Middleware(Shell, prefix=root.path, known=given())
+    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats, pdfs]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

@@ -16,9 +16,11 @@ import pytest
 import torch
 from support.waiting import wait_for
 
-from medusa_chat.checkpoints import devices
+from medusa_chat import runtime
+from medusa_chat.checkpoints import devices, packing
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
+from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime import worker
 from medusa_chat.runtime.requests import End, Reply
 from medusa_chat.runtime.runner import WORKER, WorkerGone, WorkerProcess, preparing, serve
@@ -30,6 +32,8 @@ class Failing:
     """A worker that fails as it is told."""
 
     error: Exception
+
+    def __init__(self, packing: Any = None) -> None: ...
 
     def handle(self, request: Any, should_stop: Any) -> Iterator[Any]:
         raise self.error
@@ -129,6 +133,21 @@ def test_the_worker_outlives_any_other_error(loop, error):
     for _ in range(2):
         assert str(error) in str(answer(pipe).error)
     assert thread.is_alive()
+
+
+def test_the_first_load_is_packed_while_the_packages_are_imported(monkeypatch):
+    begun, request = [], LoadRequest("no-such-file.gguf")
+    monkeypatch.setattr(
+        packing, "begun", lambda asked: begun.append((asked, WORKER in sys.modules))
+    )
+    monkeypatch.setattr(devices, "leave_one_core", lambda: None)
+    monkeypatch.setattr(runtime, "worker", worker)  # imported again below, and then as before
+    monkeypatch.delitem(sys.modules, WORKER)
+    ours, theirs = Pipe()
+    ours.send(request)
+    ours.close()
+    serve(theirs)
+    assert begun == [(request, False)]
 
 
 def test_garbage_is_collected_again_once_the_packages_are_imported(monkeypatch):

@@ -144,6 +144,24 @@ MIXTURES = {  # beside those that are tested everywhere
         },
     ),
 }
+GEMMA4 = {  # with norms and factors of layers that are not all 1
+    "gemma4-small": FAMILIES["gemma4"],
+    # as the 31B: values are made of keys, fewer of them where there is no window
+    "gemma4-large": (
+        "Gemma4Text",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "sliding_window": 8,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+}
 SLOW = {"gemma3n": ("Gemma3nText", SHARED | {"laurel_rank": 4, "intermediate_size": [48] * 4})}
 RENAMED = {
     "gpt2": {
@@ -158,7 +176,7 @@ RENAMED = {
 
 def tiny(family: str, seed: int = 0, **changes: object):
     """A random model of `family` in fp32, ready to decode."""
-    name, extra = (FAMILIES | MIXTURES | SLOW)[family]
+    name, extra = (FAMILIES | MIXTURES | GEMMA4 | SLOW)[family]
     values = COMMON | extra | changes
     values = {RENAMED.get(family, {}).get(key, key): value for key, value in values.items()}
     if family == "gpt2":
@@ -170,4 +188,7 @@ def tiny(family: str, seed: int = 0, **changes: object):
     for name, parameter in model.named_parameters():
         if name.endswith("proj_bias"):  # of experts, which transformers begins with zeros
             torch.nn.init.normal_(parameter, std=0.4)
+    for name, number in (*model.named_parameters(), *model.named_buffers()):
+        if family in GEMMA4 and name.endswith(("norm.weight", "layer_scalar")):
+            torch.nn.init.uniform_(number, 0.5, 1.5)
     return model.eval().requires_grad_(False)

@@ -31,6 +31,7 @@ from medusa_chat.messages import (
     Prompt,
     Ranked,
     Request,
+    TokenIds,
     TreeFacts,
 )
 from medusa_chat.runtime.requests import MeasureMemory, Reply
@@ -204,22 +205,31 @@ class ScriptedRunner:
             yield Finished("cancelled", (), "", "", Stats(0, 0, None, 0.0, self.prefill, None))
             return
         reader = ReasoningReader(THINK)
-        first = reader.push(self.pieces[0])
+        begun = prompt.ids[-prompt.begun :] if isinstance(prompt, TokenIds) else ()
+        token = (begun[-1] + 1) % len(self.pieces) if begun else 0  # it goes on from there
+        said = [self.pieces[one % len(self.pieces)] for one in (*begun, token)]
+        first = reader.push("".join(said))
+        read = prompt.ids if isinstance(prompt, TokenIds) else tuple(range(12))
         yield Prefilled(
-            *("scripted", "fp32", "cpu", resolved.to_json(), tuple(range(12)), 12, 0, (0,)),
+            *("scripted", "fp32", "cpu", resolved.to_json(), read, len(read), 0, (token,)),
             text=first.text,
             reasoning=first.reasoning,
             seconds=self.prefill,
             context=2048,
             left_out=self.left_out,
         )
-        yield from self._decode(tree, settings, reader, first)
+        yield from self._decode(tree, settings, reader, first, token)
 
     def _decode(
-        self, tree: Tree, settings: GenerationSettings, reader: ReasoningReader, whole: Part
+        self,
+        tree: Tree,
+        settings: GenerationSettings,
+        reader: ReasoningReader,
+        whole: Part,
+        first: int,
     ) -> Iterator[Event]:
         dice = random.Random(settings.seed or 7)
-        tokens, seconds, reason = [0], 0.0, "eos"
+        tokens, seconds, reason = [first], 0.0, "eos"
         for index in range(self.steps):
             delay = self.delay if len(tree) > 1 else self.delay * self.plain_share
             while self.hold_at is not None and index >= self.hold_at and not self._stop.wait(0.02):

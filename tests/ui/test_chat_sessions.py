@@ -10,7 +10,7 @@ from medusa_chat.errors import UsageError
 from medusa_chat.ui.chat import audience
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
-from medusa_chat.ui.chat.answer import chatbot_row
+from medusa_chat.ui.chat.answer import chatbot_row, pieces_before
 from medusa_chat.ui.chat.markup import MARK
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.view import rows_of
@@ -106,6 +106,49 @@ def test_regenerate_keeps_the_earlier_version_and_sends_the_same(chat):
     for wrong in (0, 3):
         with pytest.raises(UsageError, match="no longer exists"):
             chat.show_version(1, wrong)
+
+
+def rejected(answer, index):
+    """(node, token) of a drafted token of step `index` that did not come."""
+    step = answer.steps[index]
+    node = next(
+        n for n, up in enumerate(step.draft.parents) if up in step.path and n not in step.path
+    )
+    return node, step.draft.tokens[node]
+
+
+def test_another_token_of_a_step_gives_another_version_with_the_text_up_to_there(chat):
+    chat.ask(turn())
+    ended(chat)
+    first = chat.answer
+    node, token = rejected(first, 2)
+    chat.branch_off(first, turn(step=2, node=node, token=token))
+    ended(chat)
+    assert chat.transcript.version(1) == (2, 2)
+    asked, runner = chat.session.runner.prompts[-1], chat.session.runner
+    assert asked.ids[-1] == token and asked.ids[: len(asked.ids) - asked.begun] == tuple(range(12))
+    before = pieces_before(first, 2, node)
+    text = "".join(piece for piece, _ in before)
+    assert list(chat.answer.before) == before and chat.answer.text.startswith(text)
+    begun = asked.ids[-asked.begun :]
+    said = "".join(runner.pieces[one % len(runner.pieces)] for one in begun)
+    assert chat.transcript.messages[1]["content"].startswith(said)
+    assert len(chat.answer.steps) == runner.steps
+    chat.show_version(1, 1)
+    assert chat.answer is first
+
+
+def test_another_token_is_refused_where_nothing_was_recorded_or_the_message_is_gone(chat):
+    chat.ask(turn())
+    ended(chat)
+    answer = chat.answer
+    for wrong in ({"step": 99}, {"node": 999}):
+        with pytest.raises(UsageError):
+            chat.branch_off(answer, turn(**{"step": 1, "node": 1, "token": 3} | wrong))
+    chat.regenerate(turn())
+    ended(chat)
+    with pytest.raises(UsageError, match="no longer exists"):
+        chat.branch_off(answer, turn(step=1, node=1, token=3))
 
 
 def test_a_regenerate_that_comes_to_nothing_gives_the_old_answer_back(chat):

@@ -617,6 +617,9 @@ def test_a_branch_is_a_conversation_of_its_own_up_to_a_message(server, session, 
     server.branch(tab, event(row=1))
     made = server.session_of(tab)
     assert made is not chat and made.transcript.messages == chat.transcript.messages[:2]
+    assert made.answer.steps == chat.transcript.answers[1].steps != []
+    (message,) = made.transcript.recorded
+    wait_for(lambda: server.sessions.steps.load(made.id, message))
     assert titles(server) == ["first (branch)", "first"] and len(chat.transcript.messages) == 4
     say(server, tab, "another")
     other, again = ChatController(session, TREES, history), Tab()

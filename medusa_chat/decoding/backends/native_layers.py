@@ -24,6 +24,8 @@ from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.fused_layers import Joined
 from medusa_chat.decoding.layer_forms import mixture_of, parts_of
 
+OWN = {"own_gate": "per_layer_input_gate", "own_out": "per_layer_projection"}  # of merged layers
+
 
 @torch.inference_mode()
 def layer_packer(
@@ -43,7 +45,18 @@ def layer_packer(
         trial = NativeLinear(first, library, weight)
         if not agrees(DISABLED, lambda: trial.off_by(weight), TOLERANCE):
             return None
+    _pack_own_inputs(model, library, storage)
     return partial(_pack_layer, library, storage)
+
+
+def _pack_own_inputs(model: Any, library: NativeLibrary, storage: WeightStorage) -> None:
+    """Pack the projection of embeddings to the layers' own inputs, where a model has some."""
+    decoder = model.get_decoder()
+    linear = getattr(decoder, "per_layer_model_projection", None)
+    if linear is not None and not isinstance(linear, NativeLinear):
+        name = next(name for name, one in model.named_modules() if one is linear)
+        stored = storage(f"{name}.weight", linear.weight.detach())
+        decoder.per_layer_model_projection = NativeLinear(linear, library, stored)
 
 
 def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, layer: Any) -> None:
@@ -53,7 +66,6 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
     attention, mlp = layer.stock.self_attn, getattr(layer.stock, "mlp", layer)
     if isinstance(attention.o_proj, NativeLinear):
         return
-    queries, keys = (heads * layer.form.width for heads in layer.form.heads)
 
     def joined(parent: Any, block: str, whole: str, sizes: list[int]) -> Joined:
         """The parts of a product of a block, of these sizes where it has them as one (Phi-3)."""
@@ -76,7 +88,13 @@ def _pack_layer(library: NativeLibrary, storage: WeightStorage, place: str, laye
         setattr(parent, name, made)
         return made
 
-    layer.qkv = joined(attention, "self_attn", "qkv_proj", [queries, keys, keys])
+    layer.qkv = joined(attention, "self_attn", "qkv_proj", layer.form.outputs)
+    if layer.own_gate is not None:
+        for ours, name in OWN.items():
+            linear = getattr(layer.stock, name)
+            stored = storage(f"{place}.{name}.weight", linear.weight.detach())
+            setattr(layer, ours, NativeLinear(linear, library, stored))
+            setattr(layer.stock, name, getattr(layer, ours))
     layer.out = single(attention, "self_attn", "o_proj")
     if layer.mixture is not None:
         block = mixture_of(layer.stock)

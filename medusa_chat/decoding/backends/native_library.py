@@ -52,12 +52,26 @@ class Layer(Structure):
     """One layer, by what it computes, and its caches: kernels/pass.h."""
 
     _fields_ = [
-        *_all(c_void_p, "before beside mixed after fed query_norm key_norm cosines sines growth"),
-        *_all(Linear, "query key value out gate up down"),
+        *_all(c_void_p, "before beside mixed after fed query_norm key_norm value_norm own_norm"),
+        *_all(c_void_p, "cosines sines growth"),
+        *_all(Linear, "query key value out gate up down own_gate own_out"),
         ("experts", Experts),
         *_all(c_void_p, "sinks keys values"),
         *_all(c_int64, "heads kv_heads head_dim rotary inner window gates"),
-        *_all(c_float, "scaling cap residual alpha limit"),
+        *_all(c_float, "scaling cap residual alpha limit scale"),
+    ]
+
+
+class OwnInputs(Structure):
+    """What each layer reads of a token beside the residual: kernels/pass.h."""
+
+    _fields_ = [
+        ("embedding", c_void_p),
+        ("table", Weights),
+        ("projection", Linear),
+        ("norm", c_void_p),
+        ("width", c_int64),
+        ("factor", c_float),
     ]
 
 
@@ -71,6 +85,7 @@ class Decoder(Structure):
         ("table", Weights),
         ("norm", c_void_p),
         ("layers", POINTER(Layer)),
+        ("own", OwnInputs),
     ]
 
 

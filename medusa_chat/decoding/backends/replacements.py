@@ -19,7 +19,13 @@ from medusa_chat.decoding.backends.quantised import (
 )
 from medusa_chat.decoding.backends.stored_linear import StoredLinear
 from medusa_chat.decoding.fused_layers import FusedLayer, Joined
-from medusa_chat.decoding.layer_forms import are_experts, is_described, mixture_of, parts_of
+from medusa_chat.decoding.layer_forms import (
+    are_experts,
+    is_described,
+    is_for_c,
+    mixture_of,
+    parts_of,
+)
 
 WIDE = 1024  # outputs from which oneDNN's layout pays in fp32
 # families whose norms are weight * x / rms(x) and nothing else
@@ -75,10 +81,8 @@ def replace_submodules(
     for name in norms:
         model.set_submodule(name, to_torch_rmsnorm(model.get_submodule(name)))
     layers = [name for name, m in model.named_modules() if is_plain_layer(m)]
-    if (
-        pack_layer is None
-    ):  # the merged torch layer scores experts in fp32, the family's own may not
-        layers = [one for one in layers if mixture_of(model.get_submodule(one)) is None]
+    if pack_layer is None:
+        layers = [one for one in layers if not is_for_c(model.get_submodule(one))]
     for name in layers:
         stock: Any = model.get_submodule(name)
         layer = fuse(stock, packs) if pack_layer is None else wrap(stock)

@@ -1,7 +1,7 @@
 """Answer: the events of one job folded into text and rates. No gradio."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
@@ -59,7 +59,7 @@ class Counted(NamedTuple):
 @dataclass(eq=False)
 class Answer:
     """One answer as far as it has come. before, thought: the pieces and the reasoning that it goes
-    on from, when it is continued.
+    on from, when it is continued. skips: the text in `before` that its first event says again.
 
     live: JSON lines that only ever grow, so that a browser gets the new ones alone: a list is
     pieces of text, [tokens, text, tokens, text ...]; an object a status, or more reasoning. pieces:
@@ -70,6 +70,7 @@ class Answer:
     number: int = 0
     before: Sequence[Piece] = ()
     thought: str = ""
+    skips: str = ""
     prefilled: Prefilled | None = None
     steps: list[Step] = field(default_factory=list)
     finished: Finished | None = None
@@ -91,7 +92,7 @@ class Answer:
     def add(self, events: Iterable[Event]) -> None:
         """Fold in what is new in the trace."""
         new: list[Piece] = []
-        for event in events:
+        for event in map(self._without_said, events):
             self._count(event)
             self._think(self._new_reasoning(event))
             if isinstance(event, Step):
@@ -101,6 +102,12 @@ class Answer:
             else:
                 new.append((event.tail, len(self.steps[-1].token_ids) if self.steps else 1))
         self._append(new)
+
+    def _without_said(self, event: Event) -> Event:
+        """The event without the text that stood before it already."""
+        if self.skips and isinstance(event, Prefilled | Finished):
+            return replace(event, text=event.text.removeprefix(self.skips))
+        return event
 
     def head(self, count: int) -> "Answer":
         """The answer as if it had been stopped after `count` steps; itself where it has no more."""
@@ -254,6 +261,16 @@ class Answer:
             self.pieces += pieces
             self.text += "".join(text for text, _ in pieces)
             self.live += pieces_line(pieces) + "\n"
+
+
+def pieces_before(answer: Answer, index: int, node: int) -> list[Piece]:
+    """Pieces of the recorded answer that say nothing from `node` of step `index` on. The root of a
+    step came with the step before it, of which nothing is said then."""
+    steps = index if node else index - 1
+    if answer.prefilled is None or steps < 0:
+        return []
+    first = (answer.prefilled.text, 1)
+    return [first, *((step.text, len(step.token_ids)) for step in answer.steps[:steps])]
 
 
 def pieces_line(pieces: Iterable[Piece]) -> str:

@@ -8,13 +8,15 @@ from typing import Any
 
 from medusa_chat.decoding.events import Event
 from medusa_chat.errors import UsageError
+from medusa_chat.messages import TokenIds
 from medusa_chat.runtime.requests import Reply, Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.stored_conversation import Said, StoredConversation
 from medusa_chat.ui.access.guard import OWNER
-from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row
+from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row, pieces_before
 from medusa_chat.ui.chat.answer_run import AnswerRun
 from medusa_chat.ui.chat.audience import Audience
+from medusa_chat.ui.chat.node_card import branch_request, require_same_model
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.inputs import Inputs
 
@@ -119,6 +121,21 @@ class ChatSession:
                 raise UsageError("there is no answer to continue: send a message first")
             before, kept = self.transcript.last_pieces(), self.transcript.head(len(shown) - 1)
             self._begin(inputs, kept, "", before, shown[-1])
+
+    def branch_off(self, answer: Answer, inputs: Inputs) -> None:
+        """Answer again from a token of a recorded step on: another version of that answer, with its
+        text up to there. inputs.place: which token, and where."""
+        with self._idle():
+            message, place = self.transcript.message_of(answer), inputs.place
+            shown = [one.id for one in self.transcript.tree.path]
+            if message not in shown or place is None:
+                raise UsageError(GONE)
+            require_same_model(self.session, answer)
+            asked = branch_request(answer, *place)
+            kept = self.transcript.head(shown.index(message))
+            recorded = pieces_before(answer, *place[:2])
+            said = "".join(piece for piece, _ in recorded)
+            self._begin(inputs, kept, before=(*answer.before, *recorded), asked=asked, skips=said)
 
     def edit(self, row: Row, inputs: Inputs) -> None:
         """Change what a row shows of a message. One of the user is sent again as another version of
@@ -331,15 +348,18 @@ class ChatSession:
         text: str = "",
         before: Sequence[Piece] = (),
         replaces: Said | None = None,
+        asked: TokenIds | None = None,
+        skips: str = "",
     ) -> None:
         """Submit a request for an answer. kept: what the conversation goes on from. text: what the
-        user says then. before, replaces: text and message of the answer that is continued. Raises
-        UsageError where a guest may not ask."""
+        user says then. before, replaces: text and message of the answer that is continued. asked:
+        the prompt where it is known by its tokens, the first of the answer among them; skips: the
+        text of those that `before` has. Raises UsageError where a guest may not ask."""
         self._check_length(text, inputs)
-        answer = Answer(self.number(), before, replaces.reasoning if replaces else "")
+        answer = Answer(self.number(), before, replaces.reasoning if replaces else "", skips)
         transcript = kept.plus("user", text) if text else kept
-        asked = transcript.prompt(inputs.system, answer.text, answer.reasoning)
-        reply = Reply(asked, inputs.settings, drops_oldest=True)
+        prompt = asked or transcript.prompt(inputs.system, answer.text, answer.reasoning)
+        reply = Reply(prompt, inputs.settings, drops_oldest=True)
         job = self.session.submit(reply, "" if self.scope == OWNER else self.scope)
         self.answer, self.system, self.is_running = answer, inputs.system, True
         onto = replaces.id if replaces else None

@@ -122,6 +122,16 @@ class ChatController(ConversationEvents):
             self.session, answer, event_field(event, "step"), event_field(event, "node")
         )
 
+    def continue_from(self, tab: Tab, inputs: Inputs) -> View:
+        """Go on from another token of a step that is shown, in another version of its answer."""
+        answer = self.answer_of(tab)
+
+        def branch_off(chat: ChatSession) -> None:
+            chat.branch_off(answer, self._at_pace(tab, inputs))
+            tab.chosen_answer = None
+
+        return self._do(tab, branch_off)
+
     def choose(self, tab: Tab, event: gr.EventData) -> Any:
         """A row of the conversation was clicked: the panel shows that answer. Of a strip: and its
         most telling step."""

@@ -10,6 +10,8 @@ from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
+from medusa_chat.ui.chat.given import given
+from medusa_chat.ui.chat.replay_file import ReplayFile
 from medusa_chat.ui.chat.saved_file import SavedFile
 from medusa_chat.ui.chat.view import View, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
@@ -65,11 +67,7 @@ class ConversationEvents(ChatViewer):
         chat, row = self.session_of(tab), whole_number(event_field(event, "row"))
         shown = rows_of(chat.transcript)
         if row is not None and 0 <= row < len(shown):
-            made = self.sessions.open(tab.scope)
-            made.set_temporary(chat.is_temporary)
-            made.restore(chat.stored.branch(shown[row].position + 1))
-            made.save()
-            self._turn(tab, made)
+            self._turn(tab, self.sessions.branch(chat, shown[row].position + 1))
         return self._view(tab)
 
     def rename_conversation(self, tab: Tab, event: gr.EventData) -> View:
@@ -83,6 +81,22 @@ class ConversationEvents(ChatViewer):
         if chat is None:
             return gr.skip()
         return to_line({"at": time.time(), **SavedFile.of(chat.stored)._asdict()})
+
+    def save_replay(self, tab: Tab, event: gr.EventData) -> Any:
+        """An answer with its steps as an HTML file, for the browser to keep."""
+        chat, row = self.session_of(tab), whole_number(event_field(event, "row"))
+        shown = rows_of(chat.transcript)
+        if row is None or not 0 <= row < len(shown):
+            return gr.skip()
+        position = shown[row].position
+        answer = chat.transcript.answers.get(position)
+        if answer is None or not self.sessions.recall(chat, answer) or not answer.steps:
+            gr.Info("The steps of this answer are no longer stored.")
+            return gr.skip()
+        asked = [one for one in chat.transcript.messages[:position] if one["role"] == "user"]
+        question = asked[-1]["content"] if asked else ""
+        about = (question, chat.stored.title, self.plain_of(answer), given())
+        return to_line({"at": time.time(), **ReplayFile.of(answer, *about)._asdict()})
 
     def save_all(self, key: str) -> str | None:
         """All conversations of who has the tab with this key, as a file; None without one."""

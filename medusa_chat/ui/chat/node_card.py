@@ -6,7 +6,7 @@ from typing import Any
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import Peek, PeekRequest, Ranked
+from medusa_chat.messages import Peek, PeekRequest, Ranked, TokenIds
 from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
@@ -40,6 +40,18 @@ def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
     )
 
 
+def branch_request(answer: Answer, index: int, node: int, token: int) -> TokenIds:
+    """What has the model go on with `token` in the place of `node` of step `index`: the text before
+    the step, the path to the node's parent, and the token, of which what is not the prompt begins
+    the answer. Raises UsageError where nothing was recorded."""
+    asked, first = peek_request(answer, index, node), answer.prefilled
+    assert first is not None
+    if answer.reasoning:
+        raise UsageError("an answer with a thought cannot go on from another token")
+    ids = (*asked.token_ids, *asked.path, token)
+    return TokenIds(ids, begun=len(ids) - len(first.prompt_token_ids))
+
+
 def _is_by_heads(draft: DraftRecord, node: int, drafter: object) -> bool:
     """Whether the heads proposed a node of a draft by this drafter, alone or with the text."""
     if not node or drafter not in (kinds.AUTO, kinds.MEDUSA.name):
@@ -63,7 +75,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
         if at is None or place is None:
             raise UsageError("this step has no such node: choose another")
         request = peek_request(answer, at, place)
-        _require_same_model(session, answer)
+        require_same_model(session, answer)
         ticket = await _peeked(session, request)
     except MedusaChatError as error:
         return to_line(asked | {"error": str(error)})
@@ -96,7 +108,7 @@ async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
         session.leave(ticket)
 
 
-def _require_same_model(session: Session, answer: Answer) -> None:
+def require_same_model(session: Session, answer: Answer) -> None:
     model, first = session.state.model, answer.prefilled
     if model is None or first is None:
         return

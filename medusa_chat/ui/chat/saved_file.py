@@ -35,9 +35,13 @@ class SavedFile(NamedTuple):
     def of(cls, kept: StoredConversation) -> "SavedFile":
         """The messages that are shown, whole and as they were written; where one leaves a block of
         code or of HTML open, its end stands behind it."""
-        name = " ".join(NAME.sub(" ", kept.title).split())[:LONGEST_NAME].strip(" .")
         text = "\n\n".join(closed(part) for part in _parts(kept)) + "\n"
-        return cls(f"{name or 'conversation'}.md", text)
+        return cls(f"{file_name(kept.title) or 'conversation'}.md", text)
+
+
+def file_name(title: str) -> str:
+    """A title as the name of a file on every system, without an ending; may be empty."""
+    return " ".join(NAME.sub(" ", title).split())[:LONGEST_NAME].strip(" .")
 
 
 def _parts(kept: StoredConversation) -> Iterator[str]:

@@ -129,6 +129,25 @@ class SessionStore:
             self._hold(answer)
         return bool(answer.steps)
 
+    def branch(self, chat: ChatSession, length: int) -> ChatSession:
+        """A new conversation from the first `length` shown messages, with the steps of its answers
+        as far as they are still stored."""
+        made = self.open(chat.scope)
+        made.set_temporary(chat.is_temporary)
+        made.restore(chat.stored.branch(length))
+        made.save()
+        for message, answer in made.transcript.recorded.items():
+            known = chat.transcript.recorded.get(message)
+            if known is None or not self.recall(chat, known):
+                continue
+            answer.recall(known.events)
+            self._hold(answer)
+            if self.steps and made.is_stored:
+                at = made.transcript.tree.said[message].copied or message
+                saved = (made.id, at, known.events)
+                threading.Thread(target=self.steps.save, args=saved).start()
+        return made
+
     def end_guests(self) -> None:
         """Forget what guests said: their link has ended."""
         for chat in self.all():

@@ -1,5 +1,6 @@
 """The panel beside the conversation as data: figures, bars, one step's picture. No gradio."""
 
+import json
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -137,6 +138,25 @@ def panel_line(
             "step": _view(answer, step, place) if step else None,
         }
     )
+
+
+def replay_line(answer: Answer, plain: float | None) -> dict[str, Any]:
+    """All that the panel shows of an answer that is over: `line` as of panel_line, with every bar
+    and its most telling step, and `steps`, the picture of each."""
+    place = most_telling(answer.steps)
+    line = json.loads(panel_line(answer, plain, place))
+    steps = list(answer.steps)
+    bars = {
+        "first": 0,
+        **_places(answer, 0, steps),
+        "bars": [len(step.token_ids) for step in steps],
+        "times": [short(step.seconds * 1000, 3) for step in steps],
+        "nodes": [step.nodes for step in steps],
+    }
+    return {
+        "line": line | bars,
+        "steps": [_view(answer, step, place) for place, step in enumerate(steps)],
+    }
 
 
 def _goes_on(answer: Answer) -> bool:

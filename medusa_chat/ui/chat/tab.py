@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.runtime.history import History
+from medusa_chat.runtime.pdf_text import MAX_FILE
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
@@ -17,10 +18,11 @@ from medusa_chat.ui.chat.conversation_panel import (
     connect_conversations,
 )
 from medusa_chat.ui.chat.maths import DELIMITERS
+from medusa_chat.ui.chat.preset_events import PresetEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
-from medusa_chat.ui.page.inputs import MAX_CHARACTERS
+from medusa_chat.ui.page.inputs import MAX_CHARACTERS, PLACE
 from medusa_chat.ui.page.settings_form import Act, Refuse
 
 EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)
@@ -33,6 +35,7 @@ WELCOME = (
     '<div class="welcome"><h2>Chat, and see why it is fast</h2><p>Small extra heads guess several '
     "tokens ahead, and the model checks all guesses in one pass. You see each step.</p></div>"
 )
+PANEL_EVENTS = ("continue_from", "newest", "pace", "peek", "pick", "watch")
 NEXT_EVENTS = ("drop", "redraw", "refresh", "shown", "tick", "write")
 STEADY: dict[str, Any] = {**AT_ONCE, "trigger_mode": "multiple"}
 # The last input of Stop: of how many steps it is, where they are shown one by one (show.js).
@@ -60,12 +63,13 @@ def build_chat(
             parts |= _conversation(offer)
             settings = _composer(controller, tab, trees, parts)
         with gr.Column(elem_id="right", scale=6, min_width=320):
-            panel = script_block("tree", events=["newest", "pace", "peek", "pick", "watch"])
+            panel = script_block("tree", events=PANEL_EVENTS)
             card = script_block("peek")
             parts["tint"] = script_block("tint")
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)
     connect_conversations(controller, tab, parts, settings)
+    PresetEvents(controller, tab, parts, settings).connect()
     _connect_answers(controller, tab, parts, settings)
     return controller, tab
 
@@ -101,7 +105,9 @@ def _conversation(offer: Mapping[str, str]) -> dict[str, Any]:
             ):
                 parts[name] = gr.Button(label, elem_id=name, size="sm", interactive=False)
             parts["redo"] = gr.Button("Redo", elem_id="redo", size="sm", visible=False)
-        parts["versions"] = script_block("versions", events=["branch", "show_version", "steps"])
+        parts["versions"] = script_block(
+            "versions", events=["branch", "save_replay", "show_version", "steps"]
+        )
         parts["live"] = script_block("live")  # what the model thinks comes before what it says
         parts["text"] = _prose()
         parts["next"] = script_block("next", events=NEXT_EVENTS)
@@ -138,7 +144,7 @@ def _composer(
             autofocus=True,
         )
         with gr.Row(elem_id="actions"):
-            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
+            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS, MAX_PDF=MAX_FILE)
             plain = gr.Checkbox(label="Plain", elem_id="vanilla", container=False, render=False)
             settings = build_settings(
                 trees,
@@ -213,6 +219,9 @@ def _connect_answers(
         on(event, "send", controller.send, controller.refuse_send, how, text=source)
     on(parts["regenerate"].click, "regenerate", controller.regenerate, refuse)
     on(parts["proceed"].click, "proceed", controller.proceed, refuse)
+    place = {name: name for name in PLACE}
+    act = controller.continue_from
+    on(parts["panel"].continue_from, "continue_from", act, refuse, STEADY, **place)
     # The browser draws an edit before it is answered: a second one meanwhile must not be dropped.
     edited = {"text": "value", "row": "index"}
     on(parts["history"].edit, "edit", controller.edit, controller.refuse_edit, STEADY, **edited)

@@ -28,8 +28,10 @@ SETTINGS = (
     *("posterior_threshold", "posterior_alpha"),
 )
 WHOLE = ("top_k", "nodes", "max_new_tokens")
-OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
+OTHERS = ("drafter", "against", "tree", "seed", "stop", "vanilla", "locked")
+PLACE = ("step", "node", "token")  # see Inputs
 DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
+SIDES = (kinds.NONE.name, *DRAFTERS)  # what a race may be against
 LABELS = {  # of the settings, as the page names them
     "acceptance": "Acceptance",
     "temperature": "Temperature",
@@ -43,6 +45,7 @@ LABELS = {  # of the settings, as the page names them
     "locked": "lock δ = √ε",
     "posterior_alpha": "δ (alpha)",
     "drafter": "Drafter",
+    "against": "Against",
     "tree": "Tree",
     "nodes": "Nodes",
     "max_new_tokens": "Max new tokens",
@@ -53,14 +56,17 @@ LABELS = {  # of the settings, as the page names them
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an event may use. row: of the conversation that is shown. is_paced: whether the browser
-    shows the answer slower than it comes."""
+    """What an event may use. row: of the conversation that is shown. place: a token of a recorded
+    step, as (step, node, token). is_paced: whether the browser shows the answer slower than it
+    comes. against: the drafter of the other side of a race."""
 
     settings: GenerationSettings
     text: str = ""
     system: str = ""
     row: int | None = None
+    place: tuple[int, int, int] | None = None
     is_paced: bool = False
+    against: str = kinds.NONE.name
 
     @property
     def overhead(self) -> int:
@@ -103,13 +109,15 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
     was wrong and what is allowed.
     """
     try:
-        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, "text", "system", "row"}:
+        if unknown := set(posted) - {*SETTINGS, *WHOLE, *OTHERS, *PLACE, "text", "system", "row"}:
             raise UsageError(f"unknown input {sorted(unknown)[0]!r}")
         return Inputs(
             settings=_settings(posted, trees),
             text=_message(posted["text"]) if "text" in posted else "",
             system=clean("the system prompt", posted.get("system", "")).strip(),
             row=_row(posted.get("row")),
+            against=one_of("against", posted.get("against", SIDES[0]), SIDES),
+            place=_place(posted),
         )
     except UsageError as error:
         raise UsageError(_clean_line(_as_labelled(str(error)))) from None
@@ -209,6 +217,15 @@ def clean(what: str, value: object, most: int = MAX_CHARACTERS) -> str:
     if len(value) > most:
         raise UsageError(f"{what} has {len(value):,} characters: give at most {most:,}")
     return without_broken_characters(value)
+
+
+def _place(posted: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    if not any(name in posted for name in PLACE):
+        return None
+    step, node, token = (whole_number(posted.get(name)) for name in PLACE)
+    if step is None or node is None or token is None:
+        raise UsageError("this step has no such node: choose another")
+    return step, node, token
 
 
 def _row(value: object) -> int | None:

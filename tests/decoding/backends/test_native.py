@@ -40,7 +40,7 @@ from medusa_chat.errors import UsageError
 NATIVE = (
     *("llama", "mistral", "mistral-window", "qwen2", "qwen2-mixed", "phi3", "phi3-part", "qwen3"),
     *("gemma", "gemma2", "gemma3", "ministral3", "smollm3", "smollm3-window", "granite"),
-    *("qwen3-moe", "mixtral", "granite-moe", "gpt-oss"),
+    *("qwen3-moe", "mixtral", "granite-moe", "gpt-oss", "gemma4-small", "gemma4-large"),
 )
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -51,7 +51,9 @@ def watched(quick, open_tab):
     tab.unroute_all()
 
 
-@pytest.mark.parametrize("part", ["index-*.js", "Blocks-*.css"])
+@pytest.mark.parametrize(
+    "part", ["assets/index-*.js", "assets/Blocks-*.css", "scripts/*/block.js", "scripts/*/tree.js"]
+)
 def test_a_page_of_which_a_part_was_lost_is_loaded_again(quick, browser, served, part):
     tab, lost = browser.new_page(viewport=DESK), []
 
@@ -60,12 +62,12 @@ def test_a_page_of_which_a_part_was_lost_is_loaded_again(quick, browser, served,
         return route.abort() if len(lost) == 1 else route.continue_()
 
     tab.set_default_timeout(SLOW)
-    tab.route(f"**/assets/{part}", meet)
+    tab.route(f"**/{part}", meet)
     tab.goto(served.url)
     wait_attached(tab)
     ask(tab, "hello")
     tab.context.close()
-    assert len(lost) == 2 and len(quick.prompts) == 1
+    assert len(lost) >= 2 and len(quick.prompts) == 1
 
 
 def type_and_enter(tab, text: str) -> None:

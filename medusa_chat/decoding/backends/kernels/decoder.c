@@ -77,6 +77,7 @@ typedef struct {
     const Pass *pass;
     int part, parts;
     float *queries, *keys, *values, *mixed, *gate, *up, *added, *routed; /* all parts' */
+    float *own, *rows_own; /* all parts': the layers' own inputs, and the rows of their table */
     float *scores; /* of what all attend to together */
     float *residual, *embedded, *normed, *gathered, *scratch; /* its own */
 } Part;
@@ -100,7 +101,7 @@ static void place(const Part *p, const Layer *layer) {
     for (int i = 0; i < pass->rows; i++) {
         float *query = p->queries + (ptrdiff_t)i * query_width(layer);
         float *key = p->keys + (ptrdiff_t)i * key_width(layer);
-        const float *value = p->values + (ptrdiff_t)i * key_width(layer);
+        float *value = p->values + (ptrdiff_t)i * key_width(layer);
         const int64_t place = pass->texts ? pass->positions[i] : pass->start + i;
         const ptrdiff_t at = text_at(pass, layer, i) + place * size;
         for (int h = kv * groups; h < last * groups; h++) {
@@ -109,8 +110,12 @@ static void place(const Part *p, const Layer *layer) {
             const float factor = layer->growth[pass->positions[i]];
             for (int d = 0; d < size; d++) query[h * size + d] *= factor;
         }
-        for (int h = kv; h < last; h++) {
+        for (int h = kv; h < last && has(&layer->key); h++) {
             const ptrdiff_t to = at + h * m->capacity * size;
+            if (!has(&layer->value))
+                memcpy(value + h * size, key + h * size, sizeof(float) * (size_t)size);
+            if (layer->value_norm)
+                normalise(value + h * size, layer->value_norm, value + h * size, size, m->epsilon);
             turn_head(pass, layer, layer->key_norm, key + h * size, i);
             keep(m, layer->keys, to, key + h * size, size);
             keep(m, layer->values, to, value + h * size, size);
@@ -118,21 +123,25 @@ static void place(const Part *p, const Layer *layer) {
     }
 }
 
-/* A token's embedding. */
-static void embed(const Decoder *m, int64_t token, float *x) {
-    const int size = (int)m->hidden;
-    const vec scale = all(m->embedding_scale);
-    if (!m->embedding) {
-        unpack(&m->table, size, &token, 1, x);
+/* A token's row of an embedding [.., size], or else of a table. */
+static void read_row(const void *embedding, int is_half, const Weights *table, int64_t token, int size,
+                     float factor, float *x) {
+    const vec scale = all(factor);
+    if (!embedding) {
+        unpack(table, size, &token, 1, x);
         for (int k = 0; k < size; k += LANES) store(x + k, load(x + k) * scale);
         return;
     }
-    const uint16_t *halves_at = (const uint16_t *)m->embedding + token * size;
-    const float *floats_at = (const float *)m->embedding + token * size;
+    const uint16_t *halves_at = (const uint16_t *)embedding + token * size;
+    const float *floats_at = (const float *)embedding + token * size;
     for (int k = 0; k < size; k += LANES) {
-        const vec v = m->is_half ? widen(*(const halves *)(halves_at + k)) : load(floats_at + k);
+        const vec v = is_half ? widen(*(const halves *)(halves_at + k)) : load(floats_at + k);
         store(x + k, v * scale);
     }
+}
+
+static void embed(const Decoder *m, int64_t token, float *x) {
+    read_row(m->embedding, (int)m->is_half, &m->table, token, (int)m->hidden, m->embedding_scale, x);
 }
 
 /* The widest of all layers, in numbers of a row, and floats that attention works in, and experts do,
@@ -151,6 +160,7 @@ static Widths widths_of(const Decoder *m, int64_t rows, int64_t keys) {
         w.keys = larger_of(w.keys, key_width(layer));
         const int64_t experts = layer->experts.chosen;
         w.inner = larger_of(w.inner, layer->inner * larger_of(experts, 1));
+        w.inner = larger_of(w.inner, m->own.width);
         if (layer->beside) w.input = 2 * m->hidden;
         w.attention = larger_of(w.attention, attention_size(m, layer, keys));
         if (!experts) continue;
@@ -160,6 +170,9 @@ static Widths widths_of(const Decoder *m, int64_t rows, int64_t keys) {
     return w;
 }
 
+/* The own inputs of all layers. */
+INLINE int64_t own_width(const Decoder *m) { return m->count * m->own.width; }
+
 /* Floats of a part's own. */
 static int64_t own_size(const Decoder *m, const Widths *w, int64_t rows) {
     return rows * (m->hidden + 2 * w->input) + w->gathered + w->attention;
@@ -168,7 +181,8 @@ static int64_t own_size(const Decoder *m, const Widths *w, int64_t rows) {
 /* Floats that a pass of `rows` rows over `keys` tokens works in. */
 EXPORT int64_t work_size(const Decoder *m, int64_t rows, int64_t keys, int64_t threads) {
     const Widths w = widths_of(m, rows, keys);
-    const int64_t shared = rows * (2 * (w.queries + w.keys + w.inner) + m->hidden) + w.routed;
+    const int64_t shared =
+        rows * (2 * (w.queries + w.keys + w.inner + own_width(m)) + m->hidden) + w.routed;
     return shared + threads * (scores_size(keys) + own_size(m, &w, rows));
 }
 
@@ -184,7 +198,9 @@ static Part part_of(const Pass *pass, int part, int parts) {
     p.gate = p.values + rows * w.keys;
     p.up = p.gate + rows * w.inner;
     p.added = p.up + rows * w.inner;
-    p.routed = p.added + rows * m->hidden;
+    p.own = p.added + rows * m->hidden;
+    p.rows_own = p.own + rows * own_width(m);
+    p.routed = p.rows_own + rows * own_width(m);
     p.scores = p.routed + w.routed;
     p.residual = p.scores + parts * scores_size(pass->keys) + part * own_size(m, &w, rows);
     p.normed = p.residual + rows * m->hidden;
@@ -289,7 +305,7 @@ static void attend_layer(const Part *p, const Layer *layer) {
         product_of(p, &layer->value, p->normed, p->values, ins, keys),
     };
     const Product out = product_of(p, &layer->out, p->mixed, p->added, queries, size);
-    share_all(read, 3, part, parts);
+    share_all(read, 1 + has(&layer->key) + has(&layer->value), part, parts);
     meet(part, parts);
     place(p, layer);
     meet(part, parts);
@@ -344,6 +360,56 @@ static void feed_forward(const Part *p, const Layer *layer) {
     add_all(p, layer, layer->fed);
 }
 
+/* All layers' own inputs of every row, from the embeddings [rows, hidden]. */
+static void make_own(const Part *p, const float *embedded) {
+    const Decoder *m = p->pass->decoder;
+    const OwnInputs *own = &m->own;
+    const int rows = (int)p->pass->rows, part = p->part, parts = p->parts, wide = (int)own_width(m);
+    const int size = (int)own->width, end = first(rows, part + 1, parts);
+    const vec factor = all(1.0f / sqrtf((float)m->hidden)), half = all(0.70710678f);
+    const Product by = product_of(p, &own->projection, embedded, p->own, (int)m->hidden, wide);
+    share(&by, part, parts);
+    meet(part, parts);
+    for (int i = first(rows, part, parts); i < end; i++) {
+        float *x = p->own + (ptrdiff_t)i * wide, *y = p->rows_own + (ptrdiff_t)i * wide;
+        read_row(own->embedding, (int)m->is_half, &own->table, p->pass->tokens[i], wide, own->factor, y);
+        for (int k = 0; k < wide; k += LANES) store(x + k, load(x + k) * factor);
+        for (int k = 0; k < wide; k += size) normalise(x + k, own->norm, x + k, size, m->epsilon);
+        for (int k = 0; k < wide; k += LANES) store(x + k, (load(x + k) + load(y + k)) * half);
+    }
+    meet(part, parts);
+}
+
+/* What layer `number` adds by its own inputs. */
+static void add_own(const Part *p, const Layer *layer, int number) {
+    const Decoder *m = p->pass->decoder;
+    const int width = (int)m->own.width, size = (int)m->hidden, rows = (int)p->pass->rows;
+    const int panels = (width + PANEL - 1) / PANEL, part = p->part, parts = p->parts;
+    const int at = first(panels, part, parts), end = first(panels, part + 1, parts);
+    const int from = at * PANEL, to = least(end * PANEL, width);
+    const Product gate = product_of(p, &layer->own_gate, p->residual, p->gate, size, width);
+    const Product out = product_of(p, &layer->own_out, p->gate, p->added, width, size);
+    Layer narrow = *layer;
+    narrow.inner = width;
+    multiply_alike(&gate, 1, at, end);
+    for (int i = 0; i < rows && from < to; i++)
+        memcpy(p->up + (ptrdiff_t)i * width + from,
+               p->own + i * own_width(m) + (ptrdiff_t)number * width + from,
+               sizeof(float) * (size_t)(to - from));
+    activate(p->gate, p->up, &narrow, rows, from, to);
+    meet(part, parts);
+    share(&out, part, parts);
+    meet(part, parts);
+    add_all(p, layer, layer->own_norm);
+}
+
+/* The residual, multiplied in the end. */
+static void rescale(const Part *p, const Layer *layer) {
+    const ptrdiff_t numbers = (ptrdiff_t)p->pass->rows * p->pass->decoder->hidden;
+    for (ptrdiff_t k = 0; k < numbers && layer->scale != 1.0f; k += LANES)
+        store(p->residual + k, load(p->residual + k) * layer->scale);
+}
+
 /* The residual of one part's rows behind layer `number`, where that is asked for. */
 static void tap(const Part *p, int number) {
     const Pass *pass = p->pass;
@@ -367,9 +433,12 @@ static void decode(const void *what, int part, int parts) {
     for (int i = 0; i < rows; i++) embed(m, pass->tokens[i], embedded + i * m->hidden);
     if (pass->states)
         memcpy(p.residual, pass->states, sizeof(float) * (size_t)(rows * m->hidden));
+    if (m->own.width) make_own(&p, embedded);
     for (int l = 0; l < m->count; l++) {
         attend_layer(&p, m->layers + l);
         feed_forward(&p, m->layers + l);
+        if (m->own.width) add_own(&p, m->layers + l, l);
+        rescale(&p, m->layers + l);
         tap(&p, l);
     }
     for (int i = first(rows, part, parts); i < end; i++)

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "compiler.h"
@@ -38,17 +39,35 @@ typedef struct {
    head_dim], of bf16 where the decoder says so.
    sinks [heads]: scores beside those of the keys, which take their share and add nothing, or NULL.
    window: positions that a row sees, its own included; 0: all. cap: scores become cap * tanh(score /
-   cap); 0: they stay. */
+   cap); 0: they stay.
+   Without a value linear, keys before their norm are the values; without a key linear, too, keys and
+   values are those of a layer before, and none are written.
+   own_gate and own_out, where the decoder has own inputs: own_out(gate of own_gate(residual) * the
+   layer's input of the token) goes to the residual, normed by own_norm. In the end the residual is
+   multiplied by `scale`. */
 typedef struct {
-    const float *before, *beside, *mixed, *after, *fed, *query_norm, *key_norm;
+    const float *before, *beside, *mixed, *after, *fed, *query_norm, *key_norm, *value_norm, *own_norm;
     const float *cosines, *sines, *growth;
-    Linear query, key, value, out, gate, up, down;
+    Linear query, key, value, out, gate, up, down, own_gate, own_out;
     Experts experts;
     const float *sinks;
     void *keys, *values;
     int64_t heads, kv_heads, head_dim, rotary, inner, window, gates;
-    float scaling, cap, residual, alpha, limit;
+    float scaling, cap, residual, alpha, limit, scale;
 } Layer;
+
+/* What each layer reads of a token beside the residual, `width` numbers; 0: nothing. They are those of
+   the token's row of a table [vocabulary, layers * width] of its own, times `factor`, and of the
+   projection of its embedding, normed by layer, and their sum is multiplied by half of the root of two.
+   embedding: see Decoder. */
+typedef struct {
+    const void *embedding;
+    Weights table;
+    Linear projection;
+    const float *norm;
+    int64_t width;
+    float factor;
+} OwnInputs;
 
 /* What all layers share. is_half: keys and values are of bf16, and so is embedding [vocabulary,
    hidden], where it is not NULL: else its rows are those of table. They are multiplied by
@@ -60,6 +79,7 @@ typedef struct {
     Weights table;
     const float *norm;
     const Layer *layers;
+    OwnInputs own;
 } Decoder;
 
 /* One pass: rows behind `start` tokens of the text, of which none sees more than `keys`. mask [rows,
@@ -81,6 +101,8 @@ typedef struct {
     float *tapped;
     float *work;
 } Pass;
+
+INLINE int has(const Linear *linear) { return linear->weights.panels != NULL; }
 
 INLINE int query_width(const Layer *layer) { return (int)(layer->heads * layer->head_dim); }
 INLINE int key_width(const Layer *layer) { return (int)(layer->kv_heads * layer->head_dim); }
