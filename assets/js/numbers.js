@@ -97,7 +97,7 @@ function drawTiles(f, on) {
   say(tiles.per_step.value, number(on.per_step, 2));
   say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
   say(tiles.ms.value, number(on.ms, 1));
-  const cost = on.is_noise ? "as a plain step, within noise" : `${number(on.overhead, 2)} × a plain step`;
+  const cost = on.is_noise ? "about a plain step" : `${number(on.overhead, 2)} plain steps`;
   say(tiles.ms.under, on.overhead === null ? "" : cost);
 }
 
