@@ -1,8 +1,9 @@
 // Text files into the message, picked by a button or dropped on the chat: each with its name and in a
-// fence, where the cursor stands. They are read here, in the browser; nothing is uploaded.
+// fence, where the cursor stands. They are read here, in the browser; a PDF alone goes to the program,
+// which gives its text and keeps nothing.
 import { blockOf } from "./block.js";
 import { button, icon, make } from "./elements.js";
-import { notify } from "./page.js";
+import { notify, pagePath } from "./page.js";
 
 const { root, given } = blockOf("attach");
 const left = root.closest("#left");
@@ -10,14 +11,15 @@ const picker = make("input");
 const opener = button("tool", "", () => picker.click());
 Object.assign(picker, { type: "file", multiple: true, hidden: true });
 opener.append(icon("M12 5v14M5 12h14"));
-opener.title = "Add text files to the message";
+opener.title = "Add text or PDF files to the message";
 opener.setAttribute("aria-label", opener.title);
 root.replaceChildren(opener, picker);
 
 async function attach(files) {
   for (const file of files) {
     try {
-      insert(fenced(file.name, await textOf(file)));
+      const isPdf = file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+      insert(fenced(file.name, isPdf ? await pdfTextOf(file) : await textOf(file)));
     } catch (error) {
       notify("warning", `${file.name} was not added: ${error.message}`, 10);
     }
@@ -35,6 +37,18 @@ async function textOf(file) {
     // not UTF-8, or a folder
   }
   throw Error("it is no text in UTF-8");
+}
+
+// Throws an Error that says in words why a PDF gives no text.
+async function pdfTextOf(file) {
+  if (file.size > given.MAX_PDF) throw Error(`it is larger than ${given.MAX_PDF >> 20} MB`);
+  const { view } = await import("./conversations.js"); // which its own place begins
+  const headers = { "x-medusa-tab": view.key };
+  const answer = await fetch(`${pagePath()}/attachments`, { method: "POST", headers, body: file });
+  if (!answer.ok) throw Error(await answer.text());
+  const { text, pages } = await answer.json();
+  notify("info", `${file.name}: ${pages} page${pages === 1 ? "" : "s"}, text only`, 8);
+  return text;
 }
 
 function fenced(name, text) {

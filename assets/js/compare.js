@@ -28,7 +28,7 @@ export const facts = make("div", "compare-facts");
 const hollow = make(
   "p",
   "hollow",
-  "No comparison yet. Run both: the prompt is answered by plain decoding and with Medusa, one " +
+  "No comparison yet. Run both: the prompt is answered by plain decoding and with a drafter, one " +
     "after the other, and both recordings are replayed here on one clock.",
 );
 root.replaceChildren(spoken, fault, status, track, controls, raceBox, facts, hollow);
@@ -39,7 +39,8 @@ function drawRunning(now) {
   pause();
   result = null;
   if (lanes.length !== 2 || lanes[0].side) {
-    setLanes([makeLane("Plain", "plain"), makeLane("With the drafter", "drafted")]);
+    const [left, right] = now.names;
+    setLanes([makeLane(left, "plain"), makeLane(right, "drafted")]);
   }
   const isFirst = { plain: now.place === 1, drafted: now.place === 1 };
   const rate = now.rate && now.stage === "running" ? `, ${number(now.rate, 0)} tokens/s` : "";

@@ -1,6 +1,6 @@
 // The list of conversations. The value is one JSON object: {"rows": [[id, title, Unix time, does an
 // answer run, is it pinned, title and text around a match in pieces, every second one of the search]],
-// "current": id, "title": of it, "temporary": is it, "search": what is looked for, "more": are there
+// "current": id, "title": of it, "temporary": is it, "preset": its name, "search": what is looked for, "more": are there
 // older ones, "key": of the tab, "takes": is a file taken in, "bin", "binned": see bin.js}. A row is
 // drawn again only when it has changed, so that focus and a title that is being written stay.
 import { writeAddress } from "./address.js";
@@ -124,6 +124,8 @@ function draw(line) {
   say(title, view.title || (view.temporary ? "Temporary chat" : UNTITLED));
   document.getElementById("system-button")?.classList.toggle("is-set", view.system);
   title.title = view.title;
+  const settings = document.querySelector("#settings > .label-wrap > span");
+  if (settings) settings.dataset.preset = view.preset;
 }
 
 export function ask(more = {}) {

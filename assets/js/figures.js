@@ -60,14 +60,17 @@ function term(value, label) {
 function equation() {
   const box = make("div", "equation");
   const kind = isGpuClock() ? ", modelled" : "";
+  const isPlain = (race.base || "plain decoding") === "plain decoding";
+  const rate = isPlain ? "acceleration rate (tokens per step)" : "tokens per step (right / left)";
+  const steps = isPlain ? "tree step / plain step" : "step of the right / of the left";
   box.append(
     term(`${number(race.speedup, 2)}×`, `speedup${kind}`),
     make("span", "sign", "="),
-    term(number(race.acceleration_rate, 2), "acceleration rate (tokens per step)"),
+    term(number(race.acceleration_rate, 2), rate),
     make("span", "sign", "/"),
-    term(number(Math.max(1, race.overhead), 2), `overhead${kind} (tree step / plain step)`),
+    term(number(isPlain ? Math.max(1, race.overhead) : race.overhead, 2), `overhead${kind} (${steps})`),
   );
-  if (race.overhead !== null && race.overhead < 1) box.append(make("span", "label", noise(race.overhead)));
+  if (isPlain && race.overhead !== null && race.overhead < 1) box.append(make("span", "label", noise(race.overhead)));
   return box;
 }
 

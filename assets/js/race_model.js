@@ -2,6 +2,8 @@
 import { duration, number } from "./format.js";
 import { gpuMs } from "./gpu.js";
 
+const PLAIN = "plain decoding";
+
 // The result with the times of that GPU.
 export function modelled(found, of) {
   const sides = found.sides.map((side) => modelledSide(side, of));
@@ -26,15 +28,16 @@ function modelledSide(side, of) {
 }
 
 // It follows from the race that is shown, as the verdict on what was measured does.
-function modelledVerdict({ sides, ratio: times, is_race, overhead, acceleration_rate, hedge }, of) {
-  const [plain, { name, total_ms }] = sides;
-  const race = is_race ? `: ${duration(total_ms)} against ${duration(plain.total_ms)}` : ", per token";
+function modelledVerdict(found, of) {
+  const { sides, base = PLAIN, ratio: times, is_race, overhead, acceleration_rate, hedge } = found;
+  const [left, { name, total_ms }] = sides;
+  const race = is_race ? `: ${duration(total_ms)} against ${duration(left.total_ms)}` : ", per token";
   const where = `on an ${of.gpu} (${of.size}, ${of.precision})`;
   if (times >= 1) {
-    return `${name} would be ${number(times, 2)}× as fast as plain decoding ${where}${race}.${hedge}`;
+    return `${name} would be ${number(times, 2)}× as fast as ${base} ${where}${race}.${hedge}`;
   }
   const cost = `A step costs ${number(overhead, 2)} plain steps`;
   const gives = `gives ${number(acceleration_rate, 2)} tokens`;
-  const ratio = `${number(times, 2)}×${race}`;
-  return `${name} would be slower than plain decoding ${where}, ${ratio}. ${cost} and ${gives}.${hedge}`;
+  const causes = base === PLAIN ? ` ${cost} and ${gives}.` : "";
+  return `${name} would be slower than ${base} ${where}, ${number(times, 2)}×${race}.${causes}${hedge}`;
 }

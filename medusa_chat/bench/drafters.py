@@ -27,7 +27,10 @@ OURS = {
     PLAIN: "none",
     "ours, prompt lookup": "prompt-lookup",
     "ours, medusa": "medusa",
+    "ours, DFlash": "dflash",
     "ours, EAGLE": "eagle",
+    "ours, Hydra": "hydra",
+    "ours, MLP speculator": "mlp",
     "ours, draft model": "draft",
     "ours, auto": "auto",
 }

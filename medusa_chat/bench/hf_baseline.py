@@ -18,7 +18,7 @@ from medusa_chat.bench.answers import Question, Run
 from medusa_chat.bench.context import BenchContext
 from medusa_chat.checkpoints import weights
 from medusa_chat.checkpoints.gguf_settings import with_settings
-from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
+from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.model_sizes import sizes
@@ -115,8 +115,8 @@ def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one in the backbone's folder; None without one. Raises
     UsageError for a draft model with another vocabulary."""
     named = Path(context.request.draft) if context.request.draft else None
-    if named and not (named.is_dir() and eagle_in(LocalFolder(named)) is None):
-        named = None  # transformers reads folders, and knows no EAGLE
+    if named and not (named.is_dir() and drafter_in(LocalFolder(named)) is None):
+        named = None  # transformers reads folders, and knows no such drafter
     folder = context.draft or named or Checkpoint.find(context.request).backbone / DRAFT_FOLDER
     if not (folder / "config.json").is_file():
         if context.draft is not None:

@@ -1,9 +1,9 @@
 """What drafts beside the backbone of a load: found, compared with it, and read to draft for it.
 
-It is a smaller model with the same tokenizer, or an EAGLE drafter that was trained on the backbone.
+It is a smaller model with the same tokenizer, or a drafter that was trained on the backbone.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,21 +12,33 @@ import torch
 from medusa_chat.checkpoints import native_build, weights
 from medusa_chat.checkpoints.device_plan import DevicePlan, plan_device
 from medusa_chat.checkpoints.devices import held_bytes, native_threads
-from medusa_chat.checkpoints.eagle_reading import TEXT, best_reading
-from medusa_chat.checkpoints.eagle_weights import pack, read_eagle
+from medusa_chat.checkpoints.dflash_weights import read_dflash
+from medusa_chat.checkpoints.drafter_reading import TEXT, best_reading
+from medusa_chat.checkpoints.drafter_weights import pack
+from medusa_chat.checkpoints.eagle_weights import read_eagle
 from medusa_chat.checkpoints.fetch import fetch, fetch_files
 from medusa_chat.checkpoints.gguf_settings import with_settings
-from medusa_chat.checkpoints.layouts.eagle_file import EagleFile, eagle_in
+from medusa_chat.checkpoints.layouts.dflash_file import DFlashFile
+from medusa_chat.checkpoints.layouts.drafter_file import DrafterFile, Sizes
+from medusa_chat.checkpoints.layouts.drafters import drafter_in
+from medusa_chat.checkpoints.layouts.eagle_file import EagleFile
+from medusa_chat.checkpoints.layouts.hydra_file import HydraFile
+from medusa_chat.checkpoints.layouts.mlp_file import MlpFile
+from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.checkpoints.locate import Checkpoint, News
+from medusa_chat.checkpoints.path_head_weights import read_hydra, read_mlp
 from medusa_chat.checkpoints.places import opened
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends.native_library import NativeLibrary
+from medusa_chat.decoding.drafters.dflash import DFlash
 from medusa_chat.decoding.drafters.draft_model import DraftModel
 from medusa_chat.decoding.drafters.drafter import Drafter
 from medusa_chat.decoding.drafters.eagle import Eagle
+from medusa_chat.decoding.drafters.own_layers import Lent
+from medusa_chat.decoding.drafters.path_heads import PathHeads
 from medusa_chat.decoding.step import TorchStep
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
@@ -45,15 +57,31 @@ class ReadDraft:
     notes: tuple[str, ...]
 
 
-def fetch_draft(request: LoadRequest) -> Generator[News, None, Checkpoint | EagleFile | None]:
-    """Find the drafter that a request names, and download what is missing; None without one. Raises
-    as fetch does."""
+def fetch_draft(
+    request: LoadRequest, found: Checkpoint
+) -> Generator[News, None, Checkpoint | DrafterFile | None]:
+    """Find the drafter that a request names, and download what is missing; None without one. found:
+    the backbone. Raises as fetch does, and ModelError for a drafter of another backbone before
+    anything is downloaded."""
     if request.draft is None:
         return None
-    place = yield from fetch_files(request.draft, request.offline)
-    eagle = eagle_in(opened(place))
-    if eagle is not None:
-        return eagle
+    config = _text_config(found)
+    layers, tokens = int(config.num_hidden_layers), int(config.vocab_size)
+    sizes = Sizes(int(config.hidden_size), layers, tokens)
+
+    def fitting(source: Source) -> DrafterFile | None:
+        drafter = drafter_in(source)
+        if drafter is not None:
+            drafter.refuse_other(sizes)
+        return drafter
+
+    def require(source: Source) -> None:
+        fitting(source)
+
+    place = yield from fetch_files(request.draft, request.offline, require)
+    drafter = fitting(opened(place))
+    if drafter is not None:
+        return drafter
     return (yield from fetch(LoadRequest(request.draft, offline=request.offline), False))
 
 
@@ -86,7 +114,7 @@ def _text_config(found: Checkpoint) -> Any:
 
 def read_drafter(
     request: LoadRequest,
-    draft: Checkpoint | EagleFile,
+    draft: Checkpoint | DrafterFile,
     model: Any,
     tokenizer: Any,
     backbone: Backbone,
@@ -96,31 +124,39 @@ def read_drafter(
     """Read what drafts, once the backbone is in memory: its model and tokenizer, how many
     parameters it has, its device. Raises ModelError for a draft model that is not smaller and for a
     drafter of another backbone, and as a load does."""
-    if isinstance(draft, EagleFile):
-        return _read_eagle(request.draft or "", draft, model, tokenizer, backbone)
+    if isinstance(draft, DrafterFile):
+        return _read_file(request.draft or "", draft, model, tokenizer, backbone)
     return _read_model(request, draft, backbone, parameters, plan)
 
 
-def _read_eagle(
-    name: str, draft: EagleFile, model: Any, tokenizer: Any, backbone: Backbone
+# kind of file -> what reads its modules, and what drafts with them
+READERS: dict[type[DrafterFile], tuple[Callable[..., Any], Callable[..., Any]]] = {
+    EagleFile: (read_eagle, Eagle),
+    DFlashFile: (read_dflash, DFlash),
+    HydraFile: (read_hydra, PathHeads),
+    MlpFile: (read_mlp, PathHeads),
+}
+
+
+def _read_file(
+    name: str, draft: DrafterFile, model: Any, tokenizer: Any, backbone: Backbone
 ) -> ReadDraft:
+    """A drafter that was trained on the backbone, read as agrees with it best."""
     is_cpu = backbone.device.type == "cpu"
     dtype = torch.float32 if is_cpu else backbone.dtype
-    sizes = (
-        int(backbone.config.hidden_size),
-        int(backbone.config.num_hidden_layers),
-        backbone.vocabulary,
-    )
-    own = model.get_input_embeddings(), backbone.lm_head
-    made = read_eagle(draft, own, sizes, backbone.device, dtype)
+    config, vocabulary = backbone.config, backbone.vocabulary
+    sizes = Sizes(int(config.hidden_size), int(config.num_hidden_layers), vocabulary)
+    lent = Lent(model.get_input_embeddings(), backbone.lm_head, config)
+    read, drafter_of = READERS[type(draft)]
+    made = read(draft, lent, sizes, backbone.device, dtype)
     count = sum(parameter.numel() for parameter in made.parameters())
     library = native_build.library() if is_cpu else None
     if library is not None:
         pack(made, NativeLibrary(library, native_threads(made)))
     reading = best_reading(made, backbone, tokenizer(TEXT)["input_ids"])
-    drafter = Eagle(made, backbone.context, backbone.vocabulary)
+    drafter = drafter_of(made, backbone.context, vocabulary)
     held = held_bytes(made) + drafter.nbytes
-    note = f"{name} is an {draft.label} drafter and {reading.words}"
+    note = f"{name} is {draft.noun} and {reading.words}"
     return ReadDraft(name, drafter, count, held, (note,))
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import backbone_of
+from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.checkpoints.locate import Checkpoint, News, SurveyedFolder
 from medusa_chat.checkpoints.places import folder_or_repo, from_hub
 from medusa_chat.checkpoints.shipped_heads import explaining_backbone
@@ -34,27 +35,34 @@ def fetch(request: LoadRequest, needs_tokenizer: bool = True) -> Generator[News,
     return surveyed.locate(base, needs_tokenizer)
 
 
-def fetch_files(name: str, is_offline: bool) -> Generator[News, None, Path]:
+def fetch_files(
+    name: str, is_offline: bool, require: Callable[[Source], None]
+) -> Generator[News, None, Path]:
     """The folder or GGUF file that a name means, whatever is in it, downloaded if it is missing;
-    yields and raises as `fetch` does."""
+    yields and raises as `fetch` does. require: raises ModelError, by headers and config, for files
+    that are not to be downloaded."""
+
+    def refuse(needs: hub.DownloadPlan) -> None:
+        for part in needs.parts if needs.refusal is None else ():
+            require(hub.HubSource(part.name, part.revision))
+
     place, is_offline = folder_or_repo(name), is_offline or hub.is_offline()
-    return (yield from _available(place, _backbone_plan, is_offline, is_model=False))
+    return (yield from _available(place, _backbone_plan, is_offline, refuse))
 
 
 def _available(
     place: Path | str,
     plan: Callable[[str], hub.DownloadPlan],
     is_offline: bool,
-    is_model: bool = True,
+    require: Callable[[hub.DownloadPlan], None] | None = None,
 ) -> Generator[News, None, Path]:
     """A local folder or GGUF file unchanged; that of a Hub id, downloaded if it is missing.
-    is_model: whether it must be one that decodes."""
+    require: raises ModelError for what is not to be downloaded; None: what does not decode."""
     if isinstance(place, Path):
         return place
     if not is_offline and hub.cached_folder(place) is None:
         needs = plan(place)
-        if is_model:
-            require_decodable(needs)
+        (require or require_decodable)(needs)
         yield from _download(needs)
     return from_hub(place)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.layouts.contents import Contents, backbone_of, place_in, survey
-from medusa_chat.checkpoints.layouts.eagle_file import USE, eagle_in
+from medusa_chat.checkpoints.layouts.drafter_file import DrafterFile
+from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.layouts.heads_file import HeadsFile
 from medusa_chat.checkpoints.layouts.lora import CONFIG, lora_settings
@@ -26,7 +27,7 @@ from medusa_chat.checkpoints.shipped_heads import shipped_heads
 from medusa_chat.decoding.families import refuse_unfit
 from medusa_chat.errors import ModelError
 from medusa_chat.gguf_files import split_name
-from medusa_chat.hub.catalog import model_preset
+from medusa_chat.hub.catalog import known_drafters, model_preset
 from medusa_chat.messages import DeviceMemory, LoadRequest
 from medusa_chat.trees.calibration import CALIBRATION_FILE, Calibration
 from medusa_chat.units import gb, number
@@ -47,7 +48,7 @@ class Inspection:
     usual_context: the default context of a load, in tokens. auto: the precision that a load takes
     by itself on this machine, empty where that was not asked or none fits. measured: by precision
     what was measured of it on such a device, in words. drafter: what it is, where it is a drafter
-    without a model."""
+    without a model. drafters: known ones of the backbone, in words."""
 
     name: str
     heads: HeadsFile | None
@@ -67,6 +68,7 @@ class Inspection:
     auto: str = ""
     measured: Mapping[str, str] = field(default_factory=dict)
     drafter: str = ""
+    drafters: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the names of single tensors are left out."""
@@ -102,6 +104,8 @@ class Inspection:
             yield "backbone", self._backbone()
         for precision, parts in self.memory.items():
             yield precision, "; ".join(filter(None, (parts.words, self.measured.get(precision))))
+        if self.drafters:
+            yield "drafters", f"{', '.join(self.drafters)}: give one as --draft"
         if self.auto:
             yield "auto", f"takes {self.auto} on this machine"
 
@@ -155,8 +159,8 @@ def inspect(
     source = open_source(name)
     report = _nothing_of(name, context)
     try:
-        if (drafter := eagle_in(source)) is not None:
-            return replace(report, drafter=drafter.words, notes=(f"it {USE}",))
+        if (drafter := drafter_in(source)) is not None:
+            return _of_drafter(report, drafter)
         found = survey(source)
     except ModelError as error:
         return replace(report, problems=(str(error),))
@@ -180,6 +184,7 @@ def inspect(
         return _with(report, f"{where} holds no model: give another --backbone")
     adapter = found.adapter if where != name else None
     report = _with(report, *_refused(source, files, adapter))
+    report = replace(report, drafters=tuple(f"{d.id} ({d.kind})" for d in known_drafters(where)))
     report = _with_shipped(report, files, place) if where == name else report
     is_local = isinstance(source, LocalFolder) and isinstance(place, LocalFolder)
     report = _with_backbone(report, files, isinstance(place, LocalFolder), context, device, cpu)
@@ -194,6 +199,12 @@ def inspect(
     except ModelError as error:
         return _with(report, str(error))
     return report
+
+
+def _of_drafter(report: Inspection, drafter: DrafterFile) -> Inspection:
+    """The report of what is no model: first how it is used, then what it takes."""
+    said = f"it {drafter.use}", f"it takes {drafter.cost}"
+    return replace(report, drafter=drafter.words, notes=said)
 
 
 def _with_choice(report: Inspection, machine: DeviceMemory, cpu: Cpu) -> Inspection:

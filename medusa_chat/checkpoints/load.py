@@ -92,7 +92,7 @@ def load(
     """
     yield LoadPhase("resolve"), None
     found = yield from fetch(request)
-    draft = yield from fetch_draft(request)
+    draft = yield from fetch_draft(request, found)
     yield LoadPhase("read"), None
     config = weights.config_of(found)
     plan = plan_device(request, found, config)

@@ -1,6 +1,7 @@
-"""ModelPreset: the known checkpoints in presets/models.toml, and their chat templates."""
+"""ModelPreset: the known checkpoints and drafters in presets/models.toml, and chat templates."""
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,38 @@ class ModelPreset:
 def model_presets() -> tuple[ModelPreset, ...]:
     """All presets, in the order of the file. No network."""
     return tuple(ModelPreset(**row) for row in _file()["model"])
+
+
+@dataclass(frozen=True)
+class KnownDrafter:
+    """A drafter for --draft. id: its Hub id; kind: in words; of: the repos of the models that it
+    was made for."""
+
+    id: str
+    kind: str
+    of: tuple[str, ...]
+
+
+STORED = re.compile(r"(-GGUF|[-._](UD-)?(I?Q\d|BF16|F16|MXFP4)[\w.-]*)", re.IGNORECASE)
+
+
+def known_drafters(backbone: str) -> tuple[KnownDrafter, ...]:
+    """The known drafters of a backbone: its Hub id, or the name of a repo, folder or file with a
+    GGUF of it, which begins with the model's own name. No network."""
+    last = re.split(r"[/\\]", backbone)[-1].removesuffix(".gguf")
+    names = {backbone.lower(), last.lower(), STORED.sub("", last).lower()}
+    return tuple(
+        one
+        for one in _drafters()
+        if any(names & {repo.lower(), repo.rpartition("/")[2].lower()} for repo in one.of)
+    )
+
+
+@functools.cache
+def _drafters() -> tuple[KnownDrafter, ...]:
+    return tuple(
+        KnownDrafter(d["id"], d["kind"], tuple(d["of"])) for d in _file().get("drafter", ())
+    )
 
 
 @functools.cache

@@ -14,6 +14,7 @@ WEIGHTS = {
     "model.safetensors": re.compile(r"model-\d+-of-\d+\.safetensors"),
     "pytorch_model.bin": re.compile(r"pytorch_model-\d+-of-\d+\.bin"),
 }
+HYDRA = "hydra_lm_head.pt"  # the weights of Hydra's heads
 # Other files of a backbone. No code, no original/*.pth, no optimizer.
 BESIDE = re.compile(
     r"(config|generation_config|hf_quant_config|quantize_config|quantization_config|"
@@ -135,7 +136,7 @@ def _weights(names: set[str], index: object = None) -> tuple[str, ...]:
             return (*listed, index_name)
         if shards:
             return tuple(shards)
-    return ()
+    return (HYDRA,) if HYDRA in names else ()
 
 
 def _one_format(names: Iterable[str], pattern: re.Pattern[str]) -> tuple[str, ...]:

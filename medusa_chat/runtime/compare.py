@@ -1,4 +1,4 @@
-"""Compare: answers a prompt twice, plain and with a drafter, one after the other."""
+"""Compare: answers a prompt twice, plain or with two drafters, one after the other."""
 
 import math
 import secrets
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Reason, Stats, Step
 from medusa_chat.decoding.reasoning import BETWEEN
 from medusa_chat.decoding.settings import GREEDY, GenerationSettings
@@ -88,8 +89,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two recordings for one prompt. settings: the drafted side's, resolved; the plain side's
-    differ only in the drafter and its tree. difference: None for identical answers."""
+    """Two recordings for one prompt. plain: the side that the other is measured against, usually
+    plain decoding; settings: the drafted side's, resolved; the other's differ only in the drafter
+    and its tree. difference: None for identical answers."""
 
     plain: Recording
     drafted: Recording
@@ -104,7 +106,14 @@ class Comparison:
     @property
     def baseline(self) -> str:
         """The baseline of the speedup."""
-        return f"our plain decoding, {self.precision}, {self.device}, same weights"
+        kind = kinds.BY_NAME.get(self.plain.drafter, kinds.NONE)
+        ours = "plain decoding" if kind is kinds.NONE else f"decoding with {kind.label}"
+        return f"our {ours}, {self.precision}, {self.device}, same weights"
+
+    @property
+    def is_against_plain(self) -> bool:
+        """Whether the baseline is plain decoding."""
+        return self.plain.drafter == kinds.NONE.name
 
     @property
     def acceleration_rate(self) -> float | None:
@@ -112,18 +121,32 @@ class Comparison:
         return self.drafted.counted.acceleration_rate
 
     @property
+    def relative_rate(self) -> float | None:
+        """Tokens per step of the drafted side over those of the other: 1 where that is plain."""
+        theirs = 1.0 if self.is_against_plain else self.plain.counted.acceleration_rate
+        rate = self.acceleration_rate
+        return rate / theirs if rate and theirs else None
+
+    @property
     def overhead(self) -> float | None:
-        """Milliseconds per tree step over milliseconds per plain step. Below 1 it is noise of the
-        measurement: a tree costs no less than its root alone."""
+        """Milliseconds per step over milliseconds per step of the other side. Below 1 it is noise
+        of the measurement where that is plain: a tree costs no less than its root alone."""
         ours, plain = self.drafted.counted.step_seconds, self.plain.counted.step_seconds
         return ours / plain if ours and plain else None
 
     @property
+    def is_noise(self) -> bool:
+        """Whether the overhead is one that no tree can have."""
+        return self.is_against_plain and (self.overhead or 1.0) < 1
+
+    @property
     def speedup(self) -> float | None:
-        """Acceleration rate / overhead, where one below 1 counts as 1: the ratio of the tokens per
+        """Acceleration rate / overhead, where noise counts as 1: the ratio of the tokens per
         second, without prefill."""
-        rate, overhead = self.acceleration_rate, self.overhead
-        return rate / max(1.0, overhead) if rate and overhead else None
+        rate, overhead = self.relative_rate, self.overhead
+        if not rate or not overhead:
+            return None
+        return rate / (1.0 if self.is_noise else overhead)
 
     @property
     def loop(self) -> int | None:
@@ -273,17 +296,21 @@ def compare(
     *,
     plain_first: bool = True,
     guest: str = "",
+    against: str = kinds.NONE.name,
 ) -> Iterator[Progress | Comparison]:
-    """Answer plain and with `settings`, one after the other: Progress, then one Comparison.
+    """Answer plain, or by the drafter `against`, and with `settings`, one after the other:
+    Progress, then one Comparison.
 
     It never blocks: the caller pauses between two values. Closing the iterator stops the running
     answer. guest: as in Session.submit. Raises MedusaChatError when a side fails or is stopped.
     """
     if settings.drafter == "none":
         raise UsageError("both sides would be plain decoding: choose another drafter than none")
+    if against == (settings.drafter or kinds.AUTO):
+        raise UsageError(f"both sides would be {against}: choose two drafters")
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     of_side = {
-        "plain": replace(settings, drafter="none", seed=seed),
+        "plain": replace(settings, drafter=against, seed=seed),
         "drafted": replace(settings, seed=seed),
     }
     order = SIDES if plain_first else SIDES[::-1]

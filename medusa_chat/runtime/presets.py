@@ -106,9 +106,16 @@ def own_names() -> tuple[str, ...]:
     return tuple(sorted(_files(_own_folder())))
 
 
-def load_preset(name: str) -> Preset:
-    """A preset by its name, the user's own before one that ships. Raises UsageError."""
-    file = _files(_own_folder()).get(name) or _files(paths.preset("settings")).get(name)
+def shipped_names() -> tuple[str, ...]:
+    """Names of the presets that ship, sorted."""
+    return tuple(sorted(_files(paths.preset("settings"))))
+
+
+def load_preset(name: str, ships: bool = False) -> Preset:
+    """A preset by its name, the user's own before one that ships. ships: only those that ship.
+    Raises UsageError."""
+    own = {} if ships else _files(_own_folder())
+    file = own.get(name) or _files(paths.preset("settings")).get(name)
     if file is None:
         raise UsageError(
             f"there is no preset {name!r:.80}: choose one of {', '.join(preset_names())}"

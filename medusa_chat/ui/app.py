@@ -29,6 +29,7 @@ from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
 from medusa_chat.ui.chat.given import given
+from medusa_chat.ui.page.attachments import Attachments
 from medusa_chat.ui.page.kept_chats import KeptChats
 from medusa_chat.ui.page.live import Live
 from medusa_chat.ui.page.scripts import Scripts
@@ -141,10 +142,11 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     once = Middleware(Once, program=blocks.app_id, share=share)
     live = Middleware(Live, updates_of=controller.updates_of)
     chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
+    pdfs = Middleware(Attachments, is_tab=lambda key: controller.tab_of(key) is not None)
     states = OwnStates(blocks)
     share.on_end.append(states.end_guests)
     shell = Middleware(Shell, prefix=root.path, known=given())
-    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats]
+    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats, pdfs]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

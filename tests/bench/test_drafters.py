@@ -5,6 +5,7 @@ from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench.answers import Question, Run
 from medusa_chat.bench.drafters import OURS, PLAIN, rows_of
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
 
@@ -13,7 +14,7 @@ ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 
 def test_our_drafters_are_timed_alone(study):
     rows = list(study("drafters", questions=2).values())
-    beside = ("ours, EAGLE", "ours, draft model")
+    beside = [n for n, d in OURS.items() if kinds.BY_NAME.get(d, kinds.NONE).has_own_tree]
     assert [row["name"] for row in rows[:4]] == [name for name in OURS if name not in beside]
     same = [row["value"] for row in rows if row["name"].endswith("same tokens")]
     assert same == [1] * 4 and rows[0]["ratio"] == 1

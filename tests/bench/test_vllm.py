@@ -11,6 +11,7 @@ from medusa_chat.bench import vllm
 from medusa_chat.bench.answers import Question
 from medusa_chat.bench.drafters import OURS, PLAIN
 from medusa_chat.bench.vllm import PeerFailed, Vllm, ask
+from medusa_chat.decoding.drafters import kinds
 
 ASKED = [Question([1, 2, 3], ""), Question([4, 5], "")]
 FAKE = """
@@ -46,7 +47,7 @@ def test_without_vllm_there_are_the_other_figures_and_the_reasons(study, monkeyp
     monkeypatch.setattr(vllm, "DTYPES", ("float32",))
     monkeypatch.setattr(vllm, "no_compiler", lambda device: "there is no compiler")
     rows = study("vllm", questions=2)
-    beside = ("ours, EAGLE", "ours, draft model")
+    beside = [n for n, d in OURS.items() if kinds.BY_NAME.get(d, kinds.NONE).has_own_tree]
     ours = [name for name in OURS if name not in beside]
     own = [*ours, "transformers, float32", "transformers, float32, prompt lookup"]
     for name in own:

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from support import eagle_files
+from support import dflash_files, eagle_files
 from support.checkpoints import byte_tokenizer, write_checkpoint
 from support.families import tiny
+from support.followers import write
 from support.loading import answer, loaded
 
 from medusa_chat.checkpoints.places import shipped_folder
@@ -31,16 +32,26 @@ def backbone(tmp_path):
 def write_eagle(folder, **_):
     tensors = eagle_files.eagle_3(32, 256, taps=1)
     taps = {"eagle_aux_hidden_state_layer_ids": [1]}
-    return str(eagle_files.write(folder, tensors, eagle_files.config(**taps)))
+    return str(write(folder, tensors, eagle_files.config(**taps)))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def write_dflash(folder, **_):
+    settings = dflash_files.config(32, taps=(1,))
+    return str(write(folder, dflash_files.tensors(32, taps=1), settings))
+
+
 @pytest.mark.parametrize(
-    ("write", "kind", "said"),
-    [(write_draft, kinds.DRAFT, " drafts, "), (write_eagle, kinds.EAGLE, " is an EAGLE-3 drafter")],
+    ("precision", "writes", "kind", "said"),
+    [
+        ("fp32", write_draft, kinds.DRAFT, " drafts, "),
+        ("bf16", write_draft, kinds.DRAFT, " drafts, "),
+        ("int8", write_draft, kinds.DRAFT, " drafts, "),
+        ("bf16", write_eagle, kinds.EAGLE, " is an EAGLE-3 drafter"),
+        ("bf16", write_dflash, kinds.DFLASH, " is a DFlash drafter"),
+    ],
 )
-def test_every_drafter_gives_plain_text(backbone, tmp_path, precision, write, kind, said):
-    draft = write(tmp_path / "draft", tokenizer=byte_tokenizer())
+def test_every_drafter_gives_plain_text(backbone, tmp_path, precision, writes, kind, said):
+    draft = writes(tmp_path / "draft", tokenizer=byte_tokenizer())
     model = loaded(backbone, precision=precision, draft=draft)
     assert model.info.draft == draft and any(f"{draft}{said}" in n for n in model.info.notes)
     own = [one.name for one in kinds.kinds_of(model.info.heads, model.info.beside)]

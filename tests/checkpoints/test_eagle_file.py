@@ -6,13 +6,16 @@ import pytest
 import torch
 from support import eagle_files
 from support.families import VOCABULARY, tiny
+from support.followers import write
 from torch.nn import functional as F
 
 from medusa_chat.checkpoints.eagle_weights import read_eagle
 from medusa_chat.checkpoints.inspection import inspect
-from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
+from medusa_chat.checkpoints.layouts.drafter_file import Sizes
+from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.source import LocalFolder
 from medusa_chat.checkpoints.locate import Checkpoint
+from medusa_chat.decoding.drafters.own_layers import Lent
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 
@@ -22,15 +25,15 @@ IDS = [2, 4, 5]  # the default for 8 layers
 
 
 def found_in(folder, only=None):
-    return eagle_in(LocalFolder(folder, only=only))
+    return drafter_in(LocalFolder(folder, only=only))
 
 
 def model_of(folder, only=None, backbone=None):
     found = found_in(folder, only)
     embedding = torch.nn.Embedding(VOCABULARY, HIDDEN) if backbone is None else backbone[0]
     head = torch.nn.Linear(HIDDEN, VOCABULARY) if backbone is None else backbone[1]
-    sizes = HIDDEN, LAYERS, VOCABULARY
-    return read_eagle(found, (embedding, head), sizes, CPU, torch.float32)
+    sizes = Sizes(HIDDEN, LAYERS, VOCABULARY)
+    return read_eagle(found, Lent(embedding, head), sizes, CPU, torch.float32)
 
 
 def given(model, rows=3, seed=5):
@@ -101,9 +104,9 @@ def test_every_layout_is_one_drafter(tmp_path):
         eagle_config={"eagle_aux_hidden_state_layer_ids": [i - 1 for i in IDS]}
     )
     folders = [
-        eagle_files.write(tmp_path / "official", official, settings | inner, "pytorch_model.bin"),
-        eagle_files.write(tmp_path / "sglang", official, nested),
-        eagle_files.write(
+        write(tmp_path / "official", official, settings | inner, "pytorch_model.bin"),
+        write(tmp_path / "sglang", official, nested),
+        write(
             tmp_path / "speculators",
             tensors,
             {
@@ -112,7 +115,7 @@ def test_every_layout_is_one_drafter(tmp_path):
                 "eagle_aux_hidden_state_layer_ids": IDS,
             },
         ),
-        eagle_files.write(tmp_path / "nemo", prefixed(tensors, "model."), settings | inner),
+        write(tmp_path / "nemo", prefixed(tensors, "model."), settings | inner),
         write_gguf(tmp_path / "gguf", tensors),
     ]
     results = []
@@ -168,7 +171,7 @@ def by_hand(tensors, taps, tokens, is_normed_first=False, feeds_norm=False):
 @pytest.mark.parametrize("changes", [{}, {"norm_before_residual": True}, {"norm_output": True}])
 def test_a_pass_is_the_formulas(tmp_path, changes):
     tensors = eagle_files.eagle_3(HIDDEN, VOCABULARY)
-    model = model_of(eagle_files.write(tmp_path / "a", tensors, eagle_files.config(**changes)))
+    model = model_of(write(tmp_path / "a", tensors, eagle_files.config(**changes)))
     (out, scores), taps, tokens = given(model)
     expected = by_hand(tensors, taps, tokens, *[changes.get(n, False) for n in FLAGS])
     assert torch.allclose(out, expected[0], atol=1e-4)
@@ -180,11 +183,11 @@ FLAGS = ("norm_before_residual", "norm_output")
 
 def test_norms_before_the_sum_are_read(tmp_path):
     tensors = eagle_files.eagle_3(HIDDEN, VOCABULARY)
-    plain = model_of(eagle_files.write(tmp_path / "a", tensors, eagle_files.config()))
+    plain = model_of(write(tmp_path / "a", tensors, eagle_files.config()))
     ones = {f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}
-    each = model_of(eagle_files.write(tmp_path / "b", tensors | ones, eagle_files.config()))
+    each = model_of(write(tmp_path / "b", tensors | ones, eagle_files.config()))
     whole = {"input_norm.weight": torch.ones(3 * HIDDEN)}
-    all_at_once = model_of(eagle_files.write(tmp_path / "c", tensors | whole, eagle_files.config()))
+    all_at_once = model_of(write(tmp_path / "c", tensors | whole, eagle_files.config()))
     assert found_in(tmp_path / "b").label == "EAGLE-3.1"
     taps = torch.randn(2, 3, HIDDEN)
     normed = taps * (taps.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
@@ -202,7 +205,7 @@ def test_eagle_1_has_the_embedding_before_the_state_and_no_last_norm(tmp_path, h
         tensors[f"layers.0.{name}.weight"].zero_()
     settings = eagle_files.config(hidden_size=HIDDEN)
     backbone = torch.nn.Embedding(VOCABULARY, HIDDEN), torch.nn.Linear(HIDDEN, VOCABULARY)
-    folder = eagle_files.write(tmp_path / "a", tensors, settings)
+    folder = write(tmp_path / "a", tensors, settings)
     assert found_in(folder).label == "EAGLE-1"
     model = model_of(folder, backbone=backbone)
     (out, scores), states, tokens = given(model)
@@ -226,7 +229,7 @@ def test_eagle_1_has_the_embedding_before_the_state_and_no_last_norm(tmp_path, h
 )
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path, extra, changes, said):
     tensors = eagle_files.eagle_3(HIDDEN, VOCABULARY) | extra
-    folder = eagle_files.write(tmp_path / "a", tensors, eagle_files.config(**changes))
+    folder = write(tmp_path / "a", tensors, eagle_files.config(**changes))
     with pytest.raises(ModelError) as refused:
         model_of(folder)
     assert said in str(refused.value) and "\n" not in str(refused.value)
@@ -234,8 +237,8 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, extra, changes, said):
 
 def test_as_a_model_it_is_refused_with_what_to_do(tmp_path):
     tensors, settings = eagle_files.eagle_3(HIDDEN, VOCABULARY), eagle_files.config(vocab_size=48)
-    folder = str(eagle_files.write(tmp_path / "a", tensors, settings))
-    with pytest.raises(ModelError, match="is an EAGLE drafter, not a model: load the model"):
+    folder = str(write(tmp_path / "a", tensors, settings))
+    with pytest.raises(ModelError, match="is an EAGLE-3 drafter, not a model: load the model"):
         Checkpoint.find(LoadRequest(folder))
     report = list(inspect(folder).lines())
     assert "  drafter   EAGLE-3, 1 layer of width 48, reads 96 numbers a token" in report[1]

@@ -377,7 +377,7 @@ def test_heads_that_ship_name_their_base_as_a_backbone() -> None:
         (["--nodes", "0"], "nodes is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--stop", ""], "not empty"),
-        (["--drafter", "oracle"], "medusa, eagle, draft, prompt-lookup, none"),
+        (["--drafter", "oracle"], "medusa, dflash, eagle, hydra, mlp, draft, prompt-lookup, none"),
         (["--acceptance", "maybe"], "exact, typical, typical-sampled"),
         (["--tree", "oak"], "one of auto, chain-3"),
         (["--tree", ""], "tree is ''"),

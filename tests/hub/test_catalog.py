@@ -11,6 +11,7 @@ from medusa_chat.hub import catalog, is_repo_id
 from medusa_chat.hub.catalog import (
     LAYOUTS,
     chat_template,
+    known_drafters,
     known_template,
     model_preset,
     model_presets,
@@ -132,3 +133,17 @@ def test_a_repo_and_its_base_get_the_template_they_lack() -> None:
     assert known_template(base) == (base, chat_template("vicuna"))
     assert known_template("a/b", None, heads) == (heads, chat_template("zephyr"))
     assert known_template("TinyLlama/TinyLlama-1.1B-Chat-v1.0", None) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "unsloth/Qwen3-8B-GGUF", "/models/Qwen3-8B-UD-Q4_K_XL.gguf"],
+)
+def test_the_drafters_of_a_model_are_found_by_its_repo_and_its_gguf_files(name: str) -> None:
+    kinds = {drafter.kind for drafter in known_drafters(name)}
+    assert {"DFlash", "DSpark", "EAGLE-3", "JetSpec", "draft model"} <= kinds
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-80B", "demo", "", "Qwen/Qwen3-8B-Base", "x/Qwen3"])
+def test_other_models_have_no_known_drafters(name: str) -> None:
+    assert known_drafters(name) == ()

@@ -101,6 +101,18 @@ def test_plain_against_plain_is_refused(scripted):
         result(scripted, GenerationSettings(drafter="none"))
 
 
+def test_two_drafters_are_raced_and_the_first_is_the_baseline(scripted):
+    found = result(scripted, replace(SHORT, drafter="medusa"), against="prompt-lookup")
+    assert [s.drafter for s in scripted.runner.settings[-2:]] == ["prompt-lookup", "medusa"]
+    assert found.baseline.startswith("our decoding with Prompt lookup, ")
+    left, right = found.plain.counted, found.drafted.counted
+    assert left.acceleration_rate > 1, "the left side drafts, too"
+    rates = [one.acceleration_rate / one.step_seconds for one in (left, right)]
+    assert found.speedup == pytest.approx(rates[1] / rates[0])
+    with pytest.raises(UsageError, match="both sides would be medusa"):
+        result(scripted, replace(SHORT, drafter="medusa"), against="medusa")
+
+
 def test_a_model_changed_in_between_is_refused(scripted):
     traces = [list(scripted.runner.run(Reply(STORY, SHORT))) for _ in range(2)]
     traces[1][0] = replace(traces[1][0], precision="bf16")

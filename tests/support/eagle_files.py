@@ -1,9 +1,6 @@
 """EAGLE drafters with random weights, written in every layout."""
 
-import json
-
 import torch
-from safetensors.torch import save_file
 
 WIDTH, HEADS, KEYS, INNER, DRAFTED = 48, 4, 2, 64, 40
 
@@ -81,14 +78,3 @@ def eagle_1(hidden: int, has_bias: bool = True, seed: int = 0) -> dict:
         "layers.0.post_attention_layernorm.weight": 1 + 0.2 * weight(hidden),
     }
     return tensors | ({"fc.bias": weight(hidden)} if has_bias else {})
-
-
-def write(folder, tensors: dict, settings: dict, file: str = "model.safetensors"):
-    """A folder with a drafter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(settings))
-    if file.endswith(".bin"):
-        torch.save(tensors, folder / file)
-    else:
-        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / file)
-    return folder

@@ -20,7 +20,7 @@ from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare import controller as compare_module
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
-from medusa_chat.ui.compare.view import gap_text, progress_view, result_view
+from medusa_chat.ui.compare.view import gap_text, lane_names, progress_view, result_view
 from medusa_chat.ui.page.inputs import Inputs, checked
 from medusa_chat.ui.page.pace import Pace
 from medusa_chat.ui.page.status import waiting_text
@@ -276,6 +276,21 @@ def test_a_slower_drafter_is_called_slower_with_the_cause(session):
     assert view["is_slower"] and view["speedup"] == pytest.approx(0.5, rel=0.01)
     assert "slower than plain decoding here: 0.50×" in view["verdict"]
     assert f"{found.overhead:.2f} plain steps" in view["verdict"]
+
+
+def test_two_drafters_are_named_in_what_runs_and_in_the_verdict(session):
+    names = lane_names("prompt-lookup", "dflash")
+    progress = progress_view(Progress("plain", 1, "running"), 24, "", names)
+    assert "running with Prompt lookup (1 of 2)" in progress["status"]
+    assert progress["names"] == ["Prompt lookup", "DFlash"]
+    found = result(session, replace(SHORT, drafter="medusa"), against="prompt-lookup")
+    view = result_view(found)
+    assert "than Prompt lookup" in view["verdict"] or "as Prompt lookup" in view["verdict"]
+    assert "Prompt lookup first" in view["how"] and view["base"] == "Prompt lookup"
+    asked = {"drafter": "dflash", "against": "medusa", "text": "hi"}
+    assert checked(asked, ()).against == "medusa"
+    with pytest.raises(UsageError, match="Against is"):
+        checked(asked | {"against": "oracle"}, ())
 
 
 def test_answers_of_different_lengths_or_that_repeat_themselves_are_compared_per_token(session):

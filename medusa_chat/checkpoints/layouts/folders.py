@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_chat.checkpoints.layouts.eagle_file import USE, is_eagle
+from medusa_chat.checkpoints.layouts.drafters import UNNAMED_DRAFTER, drafter_in, is_drafter
 from medusa_chat.checkpoints.layouts.headers import REMEDY, Entry, read_header
 from medusa_chat.checkpoints.layouts.heads_file import (
     HeadsFile,
@@ -133,8 +133,9 @@ def _refuse_weights(folder: Folder, files: list[str], config: Mapping[str, Any])
     header: dict[str, Entry] = {}
     for file in files:
         header |= folder.header(file)
-    if is_eagle(header):
-        raise ModelError(f"{folder.source.name} {USE}")
+    if is_drafter(header):
+        drafter = drafter_in(folder.source)
+        raise ModelError(f"{folder.source.name} {drafter.use if drafter else UNNAMED_DRAFTER}")
     refuse_misfits(header, config, f"{folder.source.name}/{folder.path(files[0])}")
 
 

@@ -2,8 +2,7 @@
 
 A row of it is a state of the backbone and the token after it. The rows of the text are kept in a
 cache of its own; drafted nodes have their parent's output for a state, and are forgotten after the
-draft. The tree is EAGLE-2's (arXiv 2406.16858): each pass reads the best nodes of the last level,
-as long as another level can hold a node that is worth its time.
+draft.
 """
 
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ from medusa_chat.decoding.budget import Allowance
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.drafters.drafter import Candidates, Features
 from medusa_chat.decoding.drafters.eagle_model import EagleModel
-from medusa_chat.decoding.tree import ROOT, Tree
+from medusa_chat.decoding.drafters.grown import WIDTH, Best, Grown, Growth
+from medusa_chat.decoding.drafters.own_layers import Names
+from medusa_chat.decoding.tree import ROOT
 
-WIDTH = 8  # children of a node, and nodes of a level that a pass reads
 DEEPEST = 8  # levels of a draft
 FEW = 256  # rows of the text that wait for the next draft: with more, they are read at once
 ROW = 0.1  # of a pass: what a row costs in a pass of many
-SURE, MEMORY = 0.7, 1 / 32  # of a level's best node: at first, and the weight of one level
 
 
 class Eagle:
@@ -38,12 +37,9 @@ class Eagle:
         self._states = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._ids: list[int] = []  # the text; _states[i] is what the backbone had at token i
         self._root: int | None = None  # the token behind the text whose row is in the cache
-        self._sure = SURE  # how probable a level's best node was lately, given its parent
-        own = model.vocabulary
-        ids = torch.arange(own, device=model.device) if model.ids is None else model.ids
-        # the draft's tokens that the backbone has
-        self._names, self._fits = ids, ids < vocabulary
-        self._is_whole = bool(self._fits.all())
+        self._growth = Growth(DEEPEST)
+        self._behind: list[int] = []  # drafted nodes whose keys lie behind the text's, in order
+        self._names = Names(model.ids, model.vocabulary, vocabulary, model.device)
 
     @property
     def nbytes(self) -> int:
@@ -87,25 +83,17 @@ class Eagle:
         if self._root != root:
             self._drop_root()
         pending = len(self._ids) - self._cache.length
-        states, scores = self._read(len(self._ids), [*self._ids, root])
-        self._root = root
-        grown = _Grown(root)
-        passes = 1 + ROW * pending
-        grown.add([0], *self._best(scores), states)
-        for level in range(1, min(depth, DEEPEST)):
-            frontier = grown.frontier(allowance.nodes - 1)
-            if not frontier:
-                break
-            best = grown.reached[frontier[0]]
-            nodes = sum(reached >= best for reached in grown.reached)
-            if not allowance.pays(best * self._sure, nodes):
-                break
+        return self._growth.tree(root, depth, allowance, self._expand, 1 + ROW * pending)
+
+    def _expand(self, grown: Grown, frontier: Sequence[int], level: int) -> tuple[*Best, Tensor]:
+        """See grown.Expand: what is fed back is left for the children."""
+        if level:
             states, scores = self._level(grown, frontier, level)
-            passes += 1
-            tokens, shares = self._best(scores)
-            self._sure += MEMORY * (shares[0][0] - self._sure)
-            grown.add(frontier, tokens, shares, states)
-        return grown.candidates(allowance.nodes - 1, passes)
+        else:
+            root = grown.tokens[0]
+            states, scores = self._read(len(self._ids), [*self._ids, root])
+            self._root, self._behind = root, []
+        return *self._names.best(scores, WIDTH), states
 
     def _read(self, length: int, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read the rows up to `length` into the cache: the state at each place, and the token after
@@ -127,91 +115,20 @@ class Eagle:
             start = end
         return out[-1:], scores[-1:]
 
-    def _level(self, grown: "_Grown", frontier: Sequence[int], level: int) -> tuple[Tensor, Tensor]:
+    def _level(self, grown: Grown, frontier: Sequence[int], level: int) -> tuple[Tensor, Tensor]:
         """Read nodes of one level -> their outputs [f, w] and log probabilities [f, V_d]. Their
         keys and values stay behind the text's until the draft is made."""
         device, text = self.model.device, self._cache.length
-        before = len(grown.read)
-        grown.read += frontier
-        seen = [grown.ancestors(node) for node in frontier]
-        rows = [[node in above for node in grown.read] for above in seen]
-        mask = torch.zeros(len(frontier), text + len(grown.read), dtype=self.model.dtype)
+        before = len(self._behind)
+        self._behind += frontier
+        seen = [set(grown.path(node)) for node in frontier]
+        rows = [[node in above for node in self._behind] for above in seen]
+        mask = torch.zeros(len(frontier), text + len(self._behind), dtype=self.model.dtype)
         mask[:, text:].masked_fill_(~torch.tensor(rows), -torch.inf)
         tokens = torch.tensor([grown.tokens[node] for node in frontier], device=device)
         places = torch.full((len(frontier),), text - 1 + level, device=device)
-        states = torch.stack([grown.states[node - 1] for node in frontier])
+        states = torch.stack([s for n in frontier if (s := grown.states[n]) is not None])
         self._cache.length = text + before
         out, scores = self.model(states, tokens, places, mask.to(device), self._cache)
         self._cache.length = text
         return out, scores
-
-    def _best(self, scores: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-        """log probabilities [f, V_d] -> of each row the best tokens, in the backbone's ids, and
-        their probabilities."""
-        if not self._is_whole:
-            scores = scores.masked_fill(~self._fits, -torch.inf)
-        values, best = scores.topk(min(WIDTH, scores.shape[1]))
-        return self._names[best].tolist(), values.exp().nan_to_num(0.0).tolist()
-
-
-class _Grown:
-    """A draft while it grows. tokens, parents, ranks, shares: of the nodes, the root first;
-    reached: of their whole paths; states: of each after the root its parent's output; read: nodes
-    whose keys are in the cache, in order; unread: nodes of the last level."""
-
-    def __init__(self, root: int) -> None:
-        self.tokens, self.parents, self.ranks = [root], [-1], [-1]
-        self.shares, self.reached = [torch.nan], [1.0]
-        self.states: list[Tensor] = []
-        self.read: list[int] = []
-        self.unread: list[int] = []
-
-    def add(
-        self,
-        parents: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        shares: Sequence[Sequence[float]],
-        states: Tensor,
-    ) -> None:
-        """Add the children of nodes that were read, whose outputs are states [f, w]."""
-        self.unread = []
-        for row, parent in enumerate(parents):
-            for rank, (token, share) in enumerate(zip(tokens[row], shares[row], strict=True)):
-                if share <= 0:  # of tokens that the backbone does not have, and broken numbers
-                    continue
-                self.unread.append(len(self.tokens))
-                self.tokens.append(token)
-                self.parents.append(parent)
-                self.ranks.append(rank)
-                self.shares.append(share)
-                self.reached.append(self.reached[parent] * share)
-                self.states.append(states[row])
-
-    def frontier(self, most: int) -> list[int]:
-        """The nodes of the last level that are among the `most` most probable of all, best first,
-        at most WIDTH."""
-        order = sorted(range(1, len(self.tokens)), key=lambda n: -self.reached[n])
-        kept = set(order[:most])
-        chosen = sorted(kept.intersection(self.unread), key=lambda n: -self.reached[n])
-        return chosen[:WIDTH]
-
-    def ancestors(self, node: int) -> set[int]:
-        """The node and those above it, without the root."""
-        found = set()
-        while node > 0:
-            found.add(node)
-            node = self.parents[node]
-        return found
-
-    def candidates(self, most: int, passes: float) -> Candidates:
-        """The root and the `most` most probable nodes, in the order in which they were found."""
-        order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.reached[n], n))
-        kept = [0, *sorted(order[:most])]
-        places = {node: place for place, node in enumerate(kept)}
-        parents = (-1, *(places[self.parents[node]] for node in kept[1:]))
-        return Candidates(
-            Tree(parents, tuple(self.ranks[node] for node in kept)),
-            [self.tokens[node] for node in kept],
-            [self.shares[node] for node in kept],
-            passes,
-        )

@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from medusa_chat.decoding.attention import tree_attention
-from medusa_chat.decoding.kv_cache import KVCache, Shape
+from medusa_chat.decoding.drafters.own_layers import (
+    Lent,
+    attended,
+    own_cache,
+    rows_of,
+    scores_of,
+)
+from medusa_chat.decoding.kv_cache import KVCache
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,9 @@ class EagleModel(nn.Module):
     of the whole that `fc` reads or of each tap, or none; layers: stock ones of transformers, the
     first with wide products in EAGLE-3; width: numbers of a state, as they read it and feed it
     back; hidden_norm: of the state that it gets; norm: the last one, None in EAGLE-1; table, head:
-    its own embeddings and LM head, None where it reads those of the backbone, which are the pair
-    `backbone`; vocabulary: tokens of the LM head; ids int64 [V_d]: the backbone's id of each of its
-    tokens, None where they are the same."""
+    its own embeddings and LM head, None where it reads those that are lent; vocabulary: tokens of
+    the LM head; ids int64 [V_d]: the backbone's id of each of its tokens, None where they are the
+    same."""
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class EagleModel(nn.Module):
         norm: nn.Module | None,
         table: nn.Embedding | None,
         head: nn.Linear | None,
-        backbone: tuple[Any, Any],
+        lent: Lent,
         vocabulary: int,
         ids: Tensor | None,
     ) -> None:
@@ -58,19 +63,15 @@ class EagleModel(nn.Module):
         self.form, self.fc, self.norms = form, fc, nn.ModuleList(norms)
         self.layers, self.rotary = decoder.layers, decoder.rotary_emb
         self.hidden_norm, self.norm = hidden_norm, norm
-        self.table, self.head, self._backbone = table, head, backbone
+        self.table, self.head, self._lent = table, head, lent
         self.vocabulary, self.width = vocabulary, fc.out_features
         self.device, self.dtype = fc.weight.device, fc.weight.dtype
-        attention = self.layers[0].self_attn
-        self._heads = attention.k_proj.out_features // attention.head_dim
         self.ids: Tensor | None
         self.register_buffer("ids", ids, persistent=False)
 
     def cache(self, capacity: int) -> KVCache:
         """An empty cache of its layers."""
-        attention = self.layers[0].self_attn
-        shape = Shape(self._heads, attention.head_dim, self.device)
-        return KVCache([shape] * 2 * len(self.layers), capacity, self.dtype)
+        return own_cache(self.layers, capacity, self.device, self.dtype)
 
     def fused(self, final: Tensor, taps: Tensor | None) -> Tensor:
         """The states [m, w] that the layers read for m tokens, of the backbone's final [m, d] or
@@ -109,49 +110,14 @@ class EagleModel(nn.Module):
                 hidden = normed if self.form.is_normed_first else hidden
             else:
                 x = hidden = self.fc(torch.cat((embedded, hidden), -1))
-            hidden = hidden + _attended(layer.self_attn, x, angles, four, cache, index)
+            hidden = hidden + attended(layer.self_attn, x, angles, four, cache, index)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         last = hidden if self.norm is None else self.norm(hidden)
-        head: Any = self._backbone[1] if self.head is None else self.head
-        scores = head(last).float().log_softmax(-1)
+        head = self._lent.head if self.head is None else self.head
+        scores = scores_of(head, last).log_softmax(-1)
         return last if self.form.feeds_norm else hidden, scores
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """The rows of the table as they are, without a family's scale: [n] -> [n, d]."""
-        table: Any = self._backbone[0] if self.table is None else self.table
-        if hasattr(table, "rows"):
-            rows = table.rows(tokens)
-        else:  # a backbone may have padding beyond the drafter's table
-            rows = F.embedding(tokens.clamp(max=len(table.weight) - 1), table.weight)
-        embedded: Tensor = rows.to(self.device, self.dtype)
-        return embedded
-
-
-def _attended(
-    attention: Any,
-    x: Tensor,
-    angles: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    cache: KVCache,
-    index: int,
-) -> Tensor:
-    """What an attention block of transformers adds: x [n, i] -> [n, w]."""
-    split = (len(x), -1, attention.head_dim)
-    query, key, value = (
-        getattr(attention, f"{name}_proj")(x).view(split) for name in ("q", "k", "v")
-    )
-    if hasattr(attention, "q_norm"):
-        query, key = attention.q_norm(query), attention.k_norm(key)
-    query, key = _turned(query, angles), _turned(key, angles)
-    rows = (part.transpose(0, 1)[None] for part in (key, value))
-    keys, values = cache.layers.layers[index].update(*rows)
-    mixed = tree_attention(query.transpose(0, 1)[None], keys, values, mask, attention.scaling)
-    out: Tensor = attention.o_proj(mixed[0].flatten(1))
-    return out
-
-
-def _turned(rows: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Heads [n, H, D] turned by their positions."""
-    cos, sin = (angle[0][:, None] for angle in angles)
-    first, second = rows.chunk(2, -1)
-    return rows * cos + torch.cat((-second, first), -1) * sin
+        """The rows of the table: [n] -> [n, d]."""
+        table = self._lent.embedding if self.table is None else self.table
+        return rows_of(table, tokens).to(self.device, self.dtype)

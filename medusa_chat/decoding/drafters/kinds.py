@@ -11,7 +11,8 @@ class Kind:
     proposed alone, and of one that the text proposed too (events.Source), None for kinds that have
     no probabilities. needs: what a model must have for it, "heads", or its own name for what is
     loaded beside the model; empty for nothing. missing: what to say where the model does not have
-    it. has_own_tree: whether it makes one, by several passes."""
+    it. has_own_tree: whether it makes one
+    of its own."""
 
     name: str
     label: str
@@ -32,25 +33,20 @@ MEDUSA = Kind(
     "heads",
     "the checkpoint has no Medusa heads: use --drafter prompt-lookup",
 )
-DRAFT = Kind(
-    "draft",
-    "Draft model",
-    "draft",
-    "draft and text",
-    "draft",
-    "no draft model is loaded: start with --draft ID|DIR|FILE",
-    has_own_tree=True,
-)
-EAGLE = Kind(
-    "eagle",
-    "EAGLE",
-    "draft",
-    "draft and text",
-    "eagle",
-    "no EAGLE drafter is loaded: start with --draft ID|DIR|FILE",
-    has_own_tree=True,
-)
-KINDS = (MEDUSA, EAGLE, DRAFT, LOOKUP, NONE)
+
+
+def _loaded(name: str, label: str, what: str) -> Kind:
+    """A kind that --draft loads beside the model."""
+    missing = f"no {what} is loaded: start with --draft ID|DIR|FILE"
+    return Kind(name, label, "draft", "draft and text", name, missing, has_own_tree=True)
+
+
+DRAFT = _loaded("draft", "Draft model", "draft model")
+EAGLE = _loaded("eagle", "EAGLE", "EAGLE drafter")
+DFLASH = _loaded("dflash", "DFlash", "DFlash drafter")
+HYDRA = _loaded("hydra", "Hydra", "Hydra drafter")
+MLP = _loaded("mlp", "MLP speculator", "MLP speculator")
+KINDS = (MEDUSA, DFLASH, EAGLE, HYDRA, MLP, DRAFT, LOOKUP, NONE)
 BY_NAME = {kind.name: kind for kind in KINDS}
 AUTO = "auto"  # the fastest that the model has, with the text's repetitions in one tree
 NAMES = (AUTO, *BY_NAME)
@@ -59,7 +55,7 @@ NAMES = (AUTO, *BY_NAME)
 def short_label(heads: int, beside: str) -> str:
     """What drafts first for a model as in `kinds_of`, in one word: on the switch beside "Plain"."""
     first = kinds_of(heads, beside)[0]
-    return {LOOKUP: "Lookup", DRAFT: "Draft"}.get(first, first.label)
+    return {LOOKUP: "Lookup", DRAFT: "Draft", MLP: "MLP"}.get(first, first.label)
 
 
 def kinds_of(heads: int, beside: str) -> tuple[Kind, ...]:

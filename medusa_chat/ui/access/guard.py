@@ -25,6 +25,8 @@ ASKER: ContextVar[str | None] = ContextVar("asker", default=None)
 MAX_BODY = 4 * 1024 * 1024
 CHATS = "/chats"  # takes and gives the file of all conversations
 MAX_FILE = 64 * 1024 * 1024  # of a body there
+ATTACHMENTS = "/attachments"  # takes a PDF file, gives its text
+LARGEST = {CHATS: MAX_FILE, ATTACHMENTS: 33 * 1024 * 1024}  # of a body of the owner's
 MAX_STRANGERS_BODY = 64 * 1024  # before the login, where the page has one
 BODY_SECONDS = 20.0  # for a body to arrive
 TOO_SLOW = "the request took too long to arrive: send it again"
@@ -110,7 +112,7 @@ class Guard:
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, counting what really arrives, then hand it on."""
         request = Request(scope)
-        most = MAX_FILE if scope["path"] == CHATS and GUEST not in scope else MAX_BODY
+        most = MAX_BODY if GUEST in scope else LARGEST.get(scope["path"], MAX_BODY)
         most = most if is_let_in(request) else MAX_STRANGERS_BODY
         declared = request.headers.get("content-length", "0")
         messages: list[Message] = []

@@ -189,11 +189,13 @@ def list_line(
     entries: Sequence[Entry], binned: Sequence[Binned], shown: ChatSession, tab: Tab, is_more: bool
 ) -> str:
     """JSON for the list: rows of an Entry's fields; which conversation is shown, its title, whether
-    it has a system prompt and is temporary; the tab's key, and whether the list takes a file. bin:
-    how many lie there; binned: rows of [id, title, days left] where the tab shows it, else null."""
+    it has a system prompt and is temporary, its preset; the tab's key, and whether the list takes a
+    file. bin: how many lie there; binned: rows of [id, title, days left] where the tab shows it,
+    else null."""
     current = {"current": shown.id, "title": shown.stored.title, "system": bool(shown.system)}
     current |= {"key": tab.key, "takes": shown.scope == OWNER, "temporary": shown.is_temporary}
     now = time.time()
     rows = [[one.id, one.title, math.ceil((one.until - now) / 86400)] for one in binned]
+    current["preset"] = shown.settings.get("preset", "")
     current |= {"bin": len(rows), "binned": rows if tab.shows_bin else None}
     return to_line({"rows": entries, "search": tab.search, "more": is_more, **current})

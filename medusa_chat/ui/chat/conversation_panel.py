@@ -5,9 +5,13 @@ from typing import Any
 
 import gradio as gr
 
-from medusa_chat.ui.access.guard import MAX_FILE
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.ui.access.guard import MAX_FILE, is_guest
 from medusa_chat.ui.chat.browser_tab import Tab
+from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
+from medusa_chat.ui.chat.preset_events import files_line
+from medusa_chat.ui.chat.preset_settings import chosen, offered
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
@@ -79,15 +83,33 @@ def connect_conversations(
     def come(tab: Tab, known: object, kept: object, is_plain: object, request: gr.Request) -> Any:
         view = controller.attach(tab, known, request)
         chat = controller.session_of(tab)
-        own = chat.settings or settings.anew(kept)
+        own, by = chat.settings or settings.anew(kept), is_guest(request)
         if chat.is_empty:
-            chat.set_settings(own := settings.first(own))
-        return [*view, *settings.shown(is_plain, own)]
+            own = begun(chat, settings.first(own), by)
+        files = files_line(str(own.get("preset", "")), by)
+        tab.list_version = -1  # the list's line names the preset
+        view = view.then(controller.refresh(tab))
+        return [*view, *settings.shown(is_plain, own, offered(by)), files]
 
-    def opening(act: Callable[[Tab, dict[str, Any]], View]) -> Callable[[Posted], list[Any]]:
-        def handle(posted: Posted) -> list[Any]:
-            own = settings.anew(settings.kept(posted))
-            return [*act(posted[tab], own), *settings.shown(posted[vanilla], own)]
+    def begun(chat: ChatSession, own: dict[str, Any], is_for_guest: bool) -> dict[str, Any]:
+        """The settings of an empty conversation, which begins with the system prompt of their
+        preset; without the preset where that is gone."""
+        if name := own.get("preset"):
+            try:
+                chat.set_system(chosen(name, is_for_guest).system)
+            except MedusaChatError as error:
+                gr.Warning(str(error))
+                own = {**own, "preset": ""}
+        chat.set_settings(own)
+        return own
+
+    def opening(act: Callable[[Tab, dict[str, Any]], View]) -> Callable[..., list[Any]]:
+        def handle(posted: Posted, request: gr.Request) -> list[Any]:
+            view = act(posted[tab], own := settings.anew(settings.kept(posted)))
+            own = begun(controller.session_of(posted[tab]), own, is_guest(request))
+            posted[tab].list_version = -1  # the list's line names the preset
+            view = view.then(controller.refresh(posted[tab]))
+            return [*view, *settings.shown(posted[vanilla], own)]
 
         return handle
 
@@ -100,9 +122,11 @@ def connect_conversations(
         return settings.shown(is_plain, chat.settings)
 
     asked = [tab, parts["next"], parts["heading"], vanilla]
-    page().load(come, asked, everything, js=FROM_BROWSER, **AT_ONCE)
+    come_to = [*everything, settings.presets.files]
+    page().load(come, asked, come_to, js=FROM_BROWSER, **AT_ONCE)
     parts["next"].refresh(follow_model, [tab, vanilla], settings.outputs, **AT_ONCE)
-    posted = {tab, settings.origin, *settings.components.values()}
+    made = settings.components.values()
+    posted = {tab, settings.origin, settings.presets.choice, *made}
     parts["clear"].click(opening(controller.new), posted, everything, **AT_ONCE)
     parts["temporary"].click(opening(controller.new_temporary), posted, everything, **AT_ONCE)
     _connect_turns(controller, tab, parts, everything, settings)

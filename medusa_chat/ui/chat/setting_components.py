@@ -1,11 +1,13 @@
 """The settings of an answer as Gradio's components, and which of them do something now."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from medusa_chat.decoding.drafters import kinds
+from medusa_chat.ui.page.html_blocks import script_block
 from medusa_chat.ui.page.inputs import DRAFTERS, LABELS, follows
 
 ACCEPTANCES = [
@@ -53,12 +55,26 @@ HINTS = {
 }
 # Numbers have no range here: Gradio would raise before a handler can say what is wrong.
 Words = Callable[[str], dict[str, Any]]  # of a setting's name: what Gradio shows
+PRESET_EVENTS = ("give_preset", "take_preset", "drop_preset")
 GREEDY = "no effect at temperature 0: always the most likely token"
 
 
-def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.HTML, gr.Button]:
+@dataclass(frozen=True)
+class PresetParts:
+    """The components of the presets. choice: its value is a name, empty for none. name: to save
+    under. files: the block that saves, reads and deletes (presets.js)."""
+
+    choice: gr.Dropdown
+    name: gr.Textbox
+    save: gr.Button
+    files: gr.HTML
+
+
+def build_components(
+    trees: Sequence[str],
+) -> tuple[dict[str, Any], gr.HTML, gr.Button, PresetParts]:
     """(the components by name, as the defaults make them; what the model's defaults are; the
-    button that brings them back)."""
+    button that brings them back; the presets)."""
     now = idle({**DEFAULTS, "vanilla": False})
 
     def words(name: str) -> dict[str, Any]:
@@ -71,10 +87,31 @@ def build_components(trees: Sequence[str]) -> tuple[dict[str, Any], gr.HTML, gr.
         }
 
     with gr.Accordion("Settings", open=False, elem_id="settings"):
+        presets = _presets()
         made = {**_sampling(words), **_drafting(words, trees), **_limits(words)}
         about = gr.HTML(elem_id="model-defaults", js_on_load=None)
         reset = gr.Button("Back to the model's defaults", size="sm", elem_id="reset")
-        return made, about, reset
+        return made, about, reset, presets
+
+
+def preset_choices(names: Sequence[str]) -> list[tuple[str, str]]:
+    """What can be picked: none, or one of these."""
+    return [("none", ""), *((name, name) for name in names)]
+
+
+def _presets() -> PresetParts:
+    with gr.Row(elem_id="presets-row"):
+        choice = gr.Dropdown(
+            preset_choices(()),
+            value="",
+            label="Preset",
+            info="settings and a system prompt under a name",
+            allow_custom_value=True,  # the list grows: what is picked is checked by its handler
+            elem_id="preset",
+        )
+        name = gr.Textbox("", label="Save these settings as", max_lines=1, elem_id="preset-name")
+        save = gr.Button("Save", size="sm", elem_id="preset-save", scale=0, min_width=80)
+    return PresetParts(choice, name, save, script_block("presets", events=PRESET_EVENTS))
 
 
 def _sampling(words: Words) -> dict[str, Any]:

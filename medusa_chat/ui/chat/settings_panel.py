@@ -8,7 +8,13 @@ import gradio as gr
 
 from medusa_chat.decoding.settings import SAMPLING, sampling_words
 from medusa_chat.messages import ModelInfo
-from medusa_chat.ui.chat.setting_components import DEFAULTS, build_components, updates
+from medusa_chat.ui.chat.setting_components import (
+    DEFAULTS,
+    PresetParts,
+    build_components,
+    preset_choices,
+    updates,
+)
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
 from medusa_chat.ui.page.inputs import PENALTIES, from_browser
 from medusa_chat.ui.page.settings_form import Posted, SettingsForm, refusal, touched
@@ -25,12 +31,14 @@ class SettingsPanel(SettingsForm):
     """The chat's settings: all there are, remembered by the browser for its next conversation.
 
     Kept settings have "model" too: the name of the model whose defaults they began with. origin:
-    that name, of those that are shown; about: what the defaults are; model: the loaded one.
+    that name, of those that are shown; about: what the defaults are; model: the loaded one. They
+    have "preset", too: the name of the one that was picked, empty for none.
     """
 
     origin: gr.State = field(kw_only=True)
     about: gr.HTML = field(kw_only=True)
     model: Model = field(kw_only=True)
+    presets: PresetParts = field(kw_only=True)
 
     @property
     def base(self) -> dict[str, Any]:
@@ -40,21 +48,25 @@ class SettingsPanel(SettingsForm):
 
     def first(self, stored: object) -> dict[str, Any]:
         """Settings to keep of a new conversation, from those kept before or a browser's JSON: if
-        they are of another model, those of sampling are this model's defaults."""
+        they are of another model, those of sampling are this model's defaults, without a preset."""
         kept = stored if isinstance(stored, dict) else from_browser(stored)
         values, name, model = self.restored(kept), str(kept.get("model", "")), self.model()
-        if model is not None and name != model.name and (name or model.sampling):
+        preset = str(kept.get("preset", ""))
+        if model and name != model.name and (name or model.sampling) and not preset:
             values |= {one: self.base[one] for one in OF_MODEL}
-        return {**values, "model": model.name if model else name}
+        return {**values, "model": model.name if model else name, "preset": preset}
 
     def anew(self, stored: object) -> dict[str, Any]:
         """As `first`, of settings of another conversation: its stop strings would end answers here
-        and nobody would see why."""
-        return {**self.first(stored), "stop": DEFAULTS["stop"]}
+        and nobody would see why, but for those of a preset, which is named."""
+        first = self.first(stored)
+        return first if first["preset"] else {**first, "stop": DEFAULTS["stop"]}
 
     def kept(self, posted: Posted) -> dict[str, Any]:
         """Settings to keep of what was posted."""
-        return {**self.valid(posted), "model": str(posted.get(self.origin) or "")}
+        names = {"model": self.origin, "preset": self.presets.choice}
+        told = {name: str(posted.get(component) or "") for name, component in names.items()}
+        return {**self.valid(posted), **told}
 
     def remember(self, posted: Posted) -> list[Any]:
         """(what the browser shall keep, an update per output): vanilla is for now, never for the
@@ -68,12 +80,18 @@ class SettingsPanel(SettingsForm):
                 change.pop("value")
             if wrong := refusal(name, values.get(name), self.trees):
                 change["info"] = f"⚠ {wrong}"
-        return [to_line(self.kept(posted)), *changes, gr.skip(), gr.skip()]
+        return [to_line(self.kept(posted)), *changes, gr.skip(), gr.skip(), gr.skip()]
 
-    def shown(self, is_plain: object, kept: Mapping[str, Any]) -> list[Any]:
-        """An update per output: the settings of a conversation."""
+    def shown(
+        self, is_plain: object, kept: Mapping[str, Any], names: Sequence[str] | None = None
+    ) -> list[Any]:
+        """An update per output: the settings of a conversation. names: of the presets that can be
+        picked, where they may be others than before."""
         values = {**self.restored(kept), "vanilla": is_plain is True}
-        return [*updates(values), kept.get("model", ""), self.words]
+        preset = gr.update(value=kept.get("preset", ""))
+        if names is not None:
+            preset["choices"] = preset_choices(names)
+        return [*updates(values), kept.get("model", ""), preset, self.words]
 
     @property
     def words(self) -> str:
@@ -87,7 +105,8 @@ class SettingsPanel(SettingsForm):
     @property
     def outputs(self) -> list[gr.components.Component]:
         """The components that `shown` has updates for."""
-        return [*(self.components[name] for name in DEFAULTS), self.origin, self.about]
+        made = (self.components[name] for name in DEFAULTS)
+        return [*made, self.origin, self.presets.choice, self.about]
 
 
 def build_settings(
@@ -103,10 +122,11 @@ def build_settings(
 
     As soon as one is touched the browser remembers all, and so does the conversation: `keep`.
     """
-    made, about, reset = build_components(trees)
+    made, about, reset, presets = build_components(trees)
     components = {"vanilla": vanilla, "system": system, **made}
     origin = gr.State("")
-    panel = SettingsPanel(components, trees, DEFAULTS, origin=origin, about=about, model=model)
+    own: dict[str, Any] = {"origin": origin, "about": about, "model": model, "presets": presets}
+    panel = SettingsPanel(components, trees, DEFAULTS, **own)
     stored = script_block("kept", KEY="medusa-chat-settings", PANEL="settings")
 
     def remember(posted: Posted) -> list[Any]:

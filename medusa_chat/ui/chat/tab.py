@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.runtime.history import History
+from medusa_chat.runtime.pdf_text import MAX_FILE
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.controller import ChatController
@@ -17,6 +18,7 @@ from medusa_chat.ui.chat.conversation_panel import (
     connect_conversations,
 )
 from medusa_chat.ui.chat.maths import DELIMITERS
+from medusa_chat.ui.chat.preset_events import PresetEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
@@ -67,6 +69,7 @@ def build_chat(
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)
     connect_conversations(controller, tab, parts, settings)
+    PresetEvents(controller, tab, parts, settings).connect()
     _connect_answers(controller, tab, parts, settings)
     return controller, tab
 
@@ -141,7 +144,7 @@ def _composer(
             autofocus=True,
         )
         with gr.Row(elem_id="actions"):
-            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS)
+            script_block("attach", MAX_CHARACTERS=MAX_CHARACTERS, MAX_PDF=MAX_FILE)
             plain = gr.Checkbox(label="Plain", elem_id="vanilla", container=False, render=False)
             settings = build_settings(
                 trees,

@@ -13,7 +13,7 @@ from medusa_chat.errors import MedusaChatError, first_line
 from medusa_chat.runtime.compare import Comparison, Progress, add_gap, compare, gap_request
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import ASKER, OWNER
-from medusa_chat.ui.compare.view import progress_view, result_view
+from medusa_chat.ui.compare.view import lane_names, progress_view, result_view
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs
 from medusa_chat.ui.page.pace import Pace, usual_pace
@@ -27,7 +27,8 @@ STOPPED = "stopped: a comparison needs two finished answers"
 
 @dataclass
 class CompareTab:
-    """One browser tab's comparison: what was asked for, and the last result there was.
+    """One browser tab's comparison: what was asked for, and the last result there was. against: the
+    drafter of the first side.
 
     pace: as its clock asks for; None is the model's usual one. show_nodes: what that pace drafts in
     every step of this comparison; None where the settings say what is drafted. line, at: JSON of
@@ -37,6 +38,7 @@ class CompareTab:
     number: int = 0
     text: str = ""
     settings: GenerationSettings | None = None
+    against: str = "none"
     pace: Pace | None = None
     show_nodes: int | None = None
     result: dict[str, Any] | None = None
@@ -65,6 +67,7 @@ class CompareController:
         tab.number += 1
         pace = tab.pace or usual_pace(self.session)
         tab.text, tab.settings = inputs.text, pace.of(inputs, self.session).settings
+        tab.against = inputs.against
         tab.show_nodes = pace.nodes if tab.settings != inputs.settings else None
         tab.is_running, tab.is_stopped, tab.seen_at = True, False, time.monotonic()
         self._tell(tab, state="running", status="starting …")
@@ -110,7 +113,14 @@ class CompareController:
         """Run both, and tell how far it is four times a second and how it ended."""
         plain_first, self.is_plain_next = self.is_plain_next, not self.is_plain_next
         said, error = [{"role": "user", "content": tab.text}], ""
-        runs = compare(self.session, said, settings, plain_first=plain_first, guest=guest)
+        runs = compare(
+            self.session,
+            said,
+            settings,
+            plain_first=plain_first,
+            guest=guest,
+            against=tab.against,
+        )
         try:
             with closing(runs):
                 for event in runs:
@@ -122,7 +132,8 @@ class CompareController:
                         error = STOPPED
                         break
                     else:
-                        self._tell(tab, **self._progress(event, settings))
+                        names = lane_names(tab.against, settings.drafter)
+                        self._tell(tab, **self._progress(event, settings, names))
                         time.sleep(POLL_SECONDS)
         except MedusaChatError as failure:
             error = str(failure)
@@ -150,9 +161,11 @@ class CompareController:
         of_tab = {"number": tab.number, "show_nodes": tab.show_nodes, "prompt": tab.text}
         tab.result = result_view(comparison) | of_tab
 
-    def _progress(self, progress: Progress, settings: GenerationSettings) -> dict[str, Any]:
+    def _progress(
+        self, progress: Progress, settings: GenerationSettings, names: list[str]
+    ) -> dict[str, Any]:
         waiting = waiting_text(self.session.state, progress.ahead)
-        return progress_view(progress, settings.max_new_tokens, waiting)
+        return progress_view(progress, settings.max_new_tokens, waiting, names)
 
     def _tell(self, tab: CompareTab, **now: Any) -> None:
         """What the picture shows from now on, over the last result. more: whether to look again."""

@@ -7,7 +7,9 @@ import gradio as gr
 
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
+from medusa_chat.ui.compare.view import NAMES
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
+from medusa_chat.ui.page.inputs import SIDES
 from medusa_chat.ui.page.settings_form import SettingsForm, touched
 from medusa_chat.ui.page.tree_view import to_line
 
@@ -20,6 +22,7 @@ FROM_BROWSER = f"""() => {{
   }}
 }}"""
 EXAMPLE = "Tell me a story about a fox"
+SIDES_SHOWN = [(NAMES[name], name) for name in SIDES]
 ACCEPTANCES = [
     ("exact: the same text as plain", "exact"),
     ("typical: lossy", "typical"),
@@ -75,6 +78,11 @@ def _settings(trees: Sequence[str]) -> SettingsForm:
     with gr.Accordion("Settings of both runs", open=False, elem_id="compare-settings"):
         with gr.Row():
             made: dict[str, gr.components.Component] = {
+                "against": gr.Dropdown(SIDES_SHOWN, value="none", label="Left"),
+                "drafter": gr.Dropdown(SIDES_SHOWN[1:], value="auto", label="Right"),
+            }
+        with gr.Row():
+            made |= {
                 "acceptance": gr.Dropdown(ACCEPTANCES, value="exact", label="Acceptance"),
                 "temperature": gr.Slider(0, 2, 0, step=0.05, label="Temperature"),
                 "tree": gr.Dropdown(["auto", *trees], value="auto", label="Tree"),

@@ -1,6 +1,7 @@
 """A comparison as data for the Compare tab: progress, recordings, figures, sentences. No gradio."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from medusa_chat.decoding.drafters import kinds
@@ -25,9 +26,23 @@ ENDS = {
 }
 
 
-def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
-    """What runs now. limit: tokens at most. wait: why nothing runs yet; empty when it does."""
-    name = "plain" if progress.side == "plain" else "with the drafter"
+def lane_names(against: str, drafter: str | None) -> list[str]:
+    """What the two sides are called while they run."""
+    if against == kinds.NONE.name:
+        return ["Plain", "With the drafter"]
+    return [NAMES[against], NAMES[drafter or kinds.AUTO]]
+
+
+def progress_view(
+    progress: Progress,
+    limit: int,
+    wait: str,
+    names: Sequence[str] = ("Plain", "With the drafter"),
+) -> dict[str, Any]:
+    """What runs now. limit: tokens at most. wait: why nothing runs yet; empty when it does. names:
+    of the sides."""
+    name = names[progress.side != "plain"]
+    name = name.lower() if names[0] == "Plain" else f"with {name}"
     where = f"{name} ({progress.place} of 2)"
     spoken = ""
     if progress.stage == "waiting":
@@ -42,6 +57,7 @@ def progress_view(progress: Progress, limit: int, wait: str) -> dict[str, Any]:
         "state": "running",
         "status": status,
         "spoken": spoken,  # for screen readers: only what lasts
+        "names": list(names),
         "stage": progress.stage,
         "side": progress.side,
         "place": progress.place,
@@ -62,12 +78,13 @@ def result_view(comparison: Comparison) -> dict[str, Any]:
         "is_slower": bool(headline and headline < 1),
         "is_race": comparison.is_race,
         "speedup": _ratio(comparison.speedup),
-        "acceleration_rate": _ratio(comparison.acceleration_rate),
+        "acceleration_rate": _ratio(comparison.relative_rate),
         "overhead": _ratio(comparison.overhead),
-        "is_noise": bool(comparison.overhead and comparison.overhead < 1),
+        "is_noise": comparison.is_noise,
         "wall_clock_ratio": _ratio(comparison.wall_clock_ratio),
         "total_ratio": _ratio(comparison.total_ratio),
         "baseline": comparison.baseline,
+        "base": base_name(comparison),
         "how": how(comparison),
         "identical": comparison.difference is None,
         "tokens": len(one.token_ids),
@@ -75,14 +92,22 @@ def result_view(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def base_name(comparison: Comparison) -> str:
+    """What the drafted side is measured against, within a sentence."""
+    return "plain decoding" if comparison.is_against_plain else _name(comparison.plain)
+
+
 def verdict(comparison: Comparison) -> str:
     """The comparison in a few sentences, which follow from the race that is shown; plain when the
     drafter does not pay."""
+    base = base_name(comparison)
     name, ratio = _name(comparison.drafted), _ratio(_headline(comparison))
     if ratio is None:
         return TOO_SHORT
     if ratio >= 1:
-        said = f"{name} is {ratio:.2f}× as fast as plain decoding{_of_what(comparison)}."
+        said = f"{name} is {ratio:.2f}× as fast as {base}{_of_what(comparison)}."
+    elif not comparison.is_against_plain:
+        said = f"{name} is slower than {base} here: {ratio:.2f}×{_of_what(comparison)}."
     else:
         overhead = _ratio(max(1.0, comparison.overhead or 1.0))
         said = (
@@ -135,7 +160,8 @@ def how(comparison: Comparison) -> str:
     tree = f", tree {settings['tree']} with {settings['nodes']} nodes"
     tree = "" if _is_lookup(comparison) else tree
     test = f" (ε {settings['posterior_threshold']:g}, δ {settings['posterior_alpha']:g})"
-    order = "plain first" if comparison.is_plain_first else "plain second"
+    name = "plain" if comparison.is_against_plain else _name(comparison.plain)
+    order = f"{name} first" if comparison.is_plain_first else f"{name} second"
     return (
         f"{without_folders(comparison.model)}, {comparison.precision}, {comparison.device}. "
         f"{settings['acceptance']} acceptance{test if comparison.is_lossy else ''}, "

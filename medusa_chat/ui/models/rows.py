@@ -7,7 +7,7 @@ from typing import Any
 from medusa_chat.checkpoints.kept_copies import OLD
 from medusa_chat.checkpoints.shipped_heads import local_backbone
 from medusa_chat.hub import cached_folder, gb, is_offline, is_repo_id
-from medusa_chat.hub.catalog import model_presets, repo_id_of, repo_of
+from medusa_chat.hub.catalog import known_drafters, model_presets, repo_id_of, repo_of
 from medusa_chat.hub.client import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
 from medusa_chat.ui.models.entries import DEMO, Entry
@@ -95,6 +95,9 @@ def _facts(entry: Entry, choices: LoadChoices, machine: Machine) -> Iterator[lis
         yield ["base", base]
     yield from _of_heads(entry)
     yield from _of_gguf(entry)
+    if drafters := known_drafters(base or entry.id):
+        words = ", ".join(f"{one.id} ({one.kind})" for one in drafters)
+        yield ["drafters", f"{words}: start with --draft ID"]
     licence = entry.preset.licence if entry.preset else entry.detail and entry.detail.licence
     if licence:
         yield ["licence", licence]

@@ -28,9 +28,10 @@ SETTINGS = (
     *("posterior_threshold", "posterior_alpha"),
 )
 WHOLE = ("top_k", "nodes", "max_new_tokens")
-OTHERS = ("drafter", "tree", "seed", "stop", "vanilla", "locked")
+OTHERS = ("drafter", "against", "tree", "seed", "stop", "vanilla", "locked")
 PLACE = ("step", "node", "token")  # see Inputs
 DRAFTERS = tuple(name for name in kinds.NAMES if name != kinds.NONE.name)
+SIDES = (kinds.NONE.name, *DRAFTERS)  # what a race may be against
 LABELS = {  # of the settings, as the page names them
     "acceptance": "Acceptance",
     "temperature": "Temperature",
@@ -44,6 +45,7 @@ LABELS = {  # of the settings, as the page names them
     "locked": "lock δ = √ε",
     "posterior_alpha": "δ (alpha)",
     "drafter": "Drafter",
+    "against": "Against",
     "tree": "Tree",
     "nodes": "Nodes",
     "max_new_tokens": "Max new tokens",
@@ -56,7 +58,7 @@ LABELS = {  # of the settings, as the page names them
 class Inputs:
     """What an event may use. row: of the conversation that is shown. place: a token of a recorded
     step, as (step, node, token). is_paced: whether the browser shows the answer slower than it
-    comes."""
+    comes. against: the drafter of the other side of a race."""
 
     settings: GenerationSettings
     text: str = ""
@@ -64,6 +66,7 @@ class Inputs:
     row: int | None = None
     place: tuple[int, int, int] | None = None
     is_paced: bool = False
+    against: str = kinds.NONE.name
 
     @property
     def overhead(self) -> int:
@@ -113,6 +116,7 @@ def checked(posted: Mapping[str, object], trees: Sequence[str]) -> Inputs:
             text=_message(posted["text"]) if "text" in posted else "",
             system=clean("the system prompt", posted.get("system", "")).strip(),
             row=_row(posted.get("row")),
+            against=one_of("against", posted.get("against", SIDES[0]), SIDES),
             place=_place(posted),
         )
     except UsageError as error:

@@ -4,14 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import eagle_files
+from support import dflash_files, eagle_files
 from support.engines import engine_of
 from support.families import VOCABULARY, tiny
+from support.followers import write
 
-from medusa_chat.checkpoints.eagle_reading import best_reading
+from medusa_chat.checkpoints import drafter_reading
+from medusa_chat.checkpoints.dflash_weights import read_dflash
+from medusa_chat.checkpoints.drafter_reading import best_reading
 from medusa_chat.checkpoints.eagle_weights import read_eagle
-from medusa_chat.checkpoints.layouts.eagle_file import eagle_in
+from medusa_chat.checkpoints.layouts.drafter_file import Sizes
+from medusa_chat.checkpoints.layouts.drafters import drafter_in
 from medusa_chat.checkpoints.layouts.source import LocalFolder
+from medusa_chat.decoding.drafters.own_layers import Lent
 
 CPU = torch.device("cpu")
 HIDDEN, TEXT = 32, [(7 * i + 3) % VOCABULARY for i in range(90)]
@@ -26,9 +31,9 @@ def taught(folder, taps, feeds_norm=False):
     tensors |= {"lm_head.weight": torch.zeros(VOCABULARY, eagle_files.WIDTH)}
     del tensors["d2t"]
     settings = eagle_files.config(eagle_aux_hidden_state_layer_ids=list(taps))
-    found = eagle_in(LocalFolder(eagle_files.write(folder / "drafter", tensors, settings)))
-    own = model.get_input_embeddings(), backbone.lm_head
-    made = read_eagle(found, own, (HIDDEN, 6, VOCABULARY), CPU, torch.float32)
+    found = drafter_in(LocalFolder(write(folder / "drafter", tensors, settings)))
+    own = Lent(model.get_input_embeddings(), backbone.lm_head)
+    made = read_eagle(found, own, Sizes(HIDDEN, 6, VOCABULARY), CPU, torch.float32)
     made.form = replace(made.form, feeds_norm=feeds_norm)
     backbone.tap(taps)
     hidden = backbone.run_chunk(torch.tensor(TEXT))
@@ -71,3 +76,42 @@ def test_a_drafter_of_another_model_is_told(tmp_path):
     made.head.weight.copy_(made.head.weight.roll(1, 0))
     found = best_reading(made, backbone, TEXT)
     assert found.form.taps == (2, 4) and "does not fit this model" in found.words
+
+
+def taught_blocks(folder, **changes):
+    """The same of a DFlash drafter, of the two first rows of its blocks."""
+    model = tiny("llama", num_hidden_layers=6)
+    backbone = engine_of(model, heads=0).backbone
+    tensors = dflash_files.tensors(HIDDEN) | {"lm_head.weight": torch.zeros(VOCABULARY, HIDDEN)}
+    settings = dflash_files.config(HIDDEN, taps=(2, 4))
+    found = drafter_in(LocalFolder(write(folder / "drafter", tensors, settings)))
+    lent = Lent(model.get_input_embeddings(), backbone.lm_head)
+    made = read_dflash(found, lent, Sizes(HIDDEN, 6, VOCABULARY), CPU, torch.float32)
+    right = made.form
+    made.form = replace(right, **changes)
+    along = drafter_reading._along(backbone, TEXT, [2, 3, 4, 5])
+    rows = []
+    made.norm.register_forward_hook(lambda _m, _g, out: rows.append(out))
+    with torch.inference_mode():
+        drafter_reading._dflash_tried(made, along)
+    made.norm._forward_hooks.clear()
+    blocks = rows[0].view(-1, made.form.block, HIDDEN)[:, made.form.block - made.form.deepest :]
+    roots = torch.arange(1, len(TEXT) - 1, (len(TEXT) - 2) // drafter_reading.ANCHORS)
+    roots = roots[: drafter_reading.ANCHORS]
+    wanted = torch.cat([along.best[roots], along.best[roots + 1]])
+    wanted = torch.nn.functional.one_hot(wanted, VOCABULARY).float()
+    states = torch.cat([blocks[:, 0], blocks[:, 1]])
+    made.head.weight.copy_(20 * torch.linalg.lstsq(states, wanted).solution.T)
+    made.form = right
+    return made, backbone
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"taps": (3, 5)}, {"reads_root": True}, {"is_causal": (True, True)}],
+    ids=["as it stands", "one layer further", "the root's row is read", "causal"],
+)
+def test_a_block_is_read_as_it_was_trained(tmp_path, changes):
+    made, backbone = taught_blocks(tmp_path, **changes)
+    expected = replace(made.form, **changes)
+    assert best_reading(made, backbone, TEXT).form == expected == made.form

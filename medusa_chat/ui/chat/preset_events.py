@@ -1,0 +1,132 @@
+"""The presets in the Settings drawer: which event picks, saves, deletes, gives or takes one."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gradio as gr
+
+from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.runtime.presets import Preset, delete_preset, save_preset
+from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.chat.controller import ChatController
+from medusa_chat.ui.chat.preset_settings import chosen, is_own, offered, preset_of, settings_of
+from medusa_chat.ui.chat.settings_panel import SettingsPanel
+from medusa_chat.ui.chat.view import View
+from medusa_chat.ui.page.html_blocks import AT_ONCE, event_field
+from medusa_chat.ui.page.inputs import checked
+from medusa_chat.ui.page.settings_form import Posted
+from medusa_chat.ui.page.tree_view import to_line
+
+NOT_YOURS = "Presets are kept by the person who shared this page."
+Act = Callable[[Posted, gr.EventData, gr.Request], list[Any]]
+
+
+class PresetEvents:
+    """What the events of the presets do; each returns an update for each of `outputs`."""
+
+    def __init__(
+        self,
+        controller: ChatController,
+        tab: gr.State,
+        parts: Mapping[str, Any],
+        panel: SettingsPanel,
+    ) -> None:
+        self.controller, self.tab, self.panel = controller, tab, panel
+        self.vanilla, self.own = panel.components["vanilla"], panel.presets
+        view = [parts[name] for name in View._fields]
+        self.outputs = [*view, *panel.outputs, self.vanilla, self.own.name, self.own.files]
+
+    def connect(self) -> None:
+        """Connect the events."""
+        made, own = self.panel.components.values(), self.own
+        posted = {self.tab, self.panel.origin, *made, own.choice, own.name}
+        for event, act in (
+            (own.choice.input, self.pick),
+            (own.save.click, self.save),
+            (own.name.submit, self.save),
+            (own.files.take_preset, self.take),
+            (own.files.drop_preset, self.drop),
+            (own.files.give_preset, self.give),
+        ):
+            event(self._refusing(act), posted, self.outputs, **AT_ONCE)
+
+    def pick(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Use the preset that was picked, or none: then the settings stay."""
+        name = posted[self.own.choice] or ""
+        preset = chosen(name, is_guest(request)) if name else None
+        return self._shown(posted, preset, request)
+
+    def save(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Save the settings that are shown, and the system prompt."""
+        inputs = checked(self.panel.named(posted), self.panel.trees)
+        return self._keep(posted, preset_of(posted[self.own.name], inputs), request)
+
+    def take(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Take in a preset's file: its name, without the ending, and its text."""
+        name, text = event_field(event, "name"), event_field(event, "text")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise UsageError("choose a preset's TOML file")
+        return self._keep(posted, Preset.read(name, text), request)
+
+    def drop(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """Delete the preset that is picked: the page has asked for a second click."""
+        _require_owner(request)
+        delete_preset(str(posted[self.own.choice] or ""))
+        return self._shown(posted, None, request)
+
+    def give(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
+        """The file of the preset that is picked, for the browser to keep."""
+        preset = chosen(posted[self.own.choice], is_guest(request))
+        line = files_line(preset.name, is_guest(request), preset.to_toml())
+        return [*(gr.skip() for _ in self.outputs[:-1]), line]
+
+    def _keep(self, posted: Posted, preset: Preset, request: gr.Request) -> list[Any]:
+        """Save a preset that the page can show, and use it."""
+        _require_owner(request)
+        settings_of(preset, self.panel.base, self.panel.trees)
+        save_preset(preset)
+        gr.Info(f"The preset {preset.name} is saved.")
+        return self._shown(posted, preset, request)
+
+    def _shown(self, posted: Posted, preset: Preset | None, request: gr.Request) -> list[Any]:
+        """Use a preset in the conversation, or none."""
+        tab, panel = posted[self.tab], self.panel
+        chat = self.controller.writable(tab)
+        name = preset.name if preset else ""
+        kept, is_plain = {**panel.kept(posted), "preset": name}, posted[self.vanilla] is True
+        if preset is not None:
+            values = settings_of(preset, panel.base, panel.trees)
+            is_plain = values.pop("vanilla", is_plain)
+            kept = {**values, "model": kept["model"], "preset": name}
+            if preset.system or chat.is_empty:
+                chat.set_system(preset.system)
+        chat.set_settings(kept)
+        by, tab.list_version = is_guest(request), -1  # the list's line names the preset
+        shown = panel.shown(is_plain, kept, offered(by))
+        return [*self.controller.refresh(tab), *shown, is_plain, "", files_line(name, by)]
+
+    def _refusing(self, act: Act) -> Act:
+        """The same; what is refused changes nothing but says why."""
+
+        def handle(posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
+            try:
+                return act(posted, event, request)
+            except MedusaChatError as error:
+                gr.Warning(str(error))
+                return [gr.skip() for _ in self.outputs]
+
+        return handle
+
+
+def files_line(name: str, is_for_guest: bool, text: str = "") -> str:
+    """JSON for presets.js: the preset that is picked, whether it can be deleted, and others taken
+    in. text: its file, to be saved now."""
+    is_deletable = not is_for_guest and is_own(name)
+    own = {"name": name, "is_own": is_deletable, "takes": not is_for_guest}
+    return to_line({**own, "at": time.time(), "text": text})
+
+
+def _require_owner(request: gr.Request) -> None:
+    if is_guest(request):
+        raise UsageError(NOT_YOURS)
