@@ -40,7 +40,7 @@ function group(time) {
 function place(row) {
   let known = rows.get(row[0]);
   if (!known) {
-    known = { item: make("li", "chat-row"), seen: "", isWritten: false };
+    known = { item: make("div", "chat-row"), seen: "", isWritten: false };
     known.item.dataset.id = row[0];
     rows.set(row[0], known);
   }

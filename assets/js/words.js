@@ -136,7 +136,7 @@ export function tipLines(data, step, node) {
 }
 
 export function nodeLabel(data, step, node) {
-  return `${quoted(step.text[node])}: ${tipLines(data, step, node).join("; ")}`;
+  return `${quoted(step.text[node])} ${markOf(step, node)}: ${tipLines(data, step, node).join("; ")}`;
 }
 
 export function pathWords(step) {

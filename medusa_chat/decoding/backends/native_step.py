@@ -6,7 +6,6 @@ plain decoding's. The rules of a step are not here (step.py). Its reference is t
 merged layers (fused_layers.py), which also runs whatever this one does not support.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from ctypes import addressof, byref, c_int64, pointer
 from functools import lru_cache, partial
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 from medusa_chat.decoding.backbone import Backbone
 from medusa_chat.decoding.backends import native_library as structs
+from medusa_chat.decoding.backends.native_check import difference, limits_of
 from medusa_chat.decoding.backends.native_experts import NativeExperts
 from medusa_chat.decoding.backends.native_layers import PackedEmbedding, outputs_of
 from medusa_chat.decoding.backends.native_library import NativeLibrary, Weights
@@ -34,13 +34,13 @@ from medusa_chat.decoding.backends.native_weights import (
     pack_floats,
     pack_rows,
 )
-from medusa_chat.decoding.backends.parity import agrees, largest, share
+from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.replacements import is_plain_layer
 from medusa_chat.decoding.draft import Draft, TreeTensors
 from medusa_chat.decoding.families import native_supports
 from medusa_chat.decoding.fused_layers import FusedDecoder, Mixture
 from medusa_chat.decoding.heads import MedusaHeads
-from medusa_chat.decoding.kv_cache import KVCache, Layer, Shape
+from medusa_chat.decoding.kv_cache import KVCache, Layer
 from medusa_chat.decoding.layer_forms import (
     LayerForm,
     angles_of,
@@ -51,13 +51,7 @@ from medusa_chat.decoding.layer_forms import (
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import TorchStep
 
-# of the difference from PyTorch in fp32, as a share of the largest state. Whole numbers multiply
-# values of 16 bits, so that a last bit of fp32 can become some 1e-4; in bf16 PyTorch itself is off
-# by 0.22 where keys are large (Qwen2), and C by as much
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.4}
-# the same of a mixture, layer by layer: up to 0.008 in bf16 for random ones (a wrong pass: 0.07)
-LAYERWISE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
-PARTS = [13, 1, 1, 1, 8]  # rows of the passes that are compared
+DTYPES = {torch.float32, torch.bfloat16}
 READS = ("query", "key", "value")  # linears of kernels/pass.h, in order
 LINEARS = ("out", "gate", "up", "down")
 GATES = ("silu", "gelu", "clamped")  # in the order of kernels/pass.h
@@ -461,7 +455,9 @@ def can_run(model: Any, storage: WeightStorage = UNCHANGED) -> bool:
         return False
     held = [p for p in model.parameters() if not p.is_meta]  # others are read as they are packed
     dtypes, devices = {p.dtype for p in held}, {p.device for p in held}
-    is_one = storage.dtype is not None or (len(dtypes) == 1 and dtypes <= set(TOLERANCES))
+    is_one = storage.dtype is not None or (
+        len(dtypes) == 1 and dtypes <= {torch.float32, torch.bfloat16}
+    )
     return is_one and devices == {torch.device("cpu")} and native_supports(config.to_dict())
 
 
@@ -480,9 +476,8 @@ def attach(
     if not isinstance(twin, FusedDecoder):
         return None
     native = NativeDecoder(twin, list(backbone.cache.layers.layers), library)
-    off_by = partial(_difference, backbone, twin, native)
-    limits = LAYERWISE if _is_mixture(twin) else TOLERANCES
-    if not compare(DISABLED, off_by, limits[backbone.dtype]):
+    off_by = partial(difference, backbone, twin, native)
+    if not compare(DISABLED, off_by, limits_of(twin)[backbone.dtype]):
         backbone.decoder = twin
         return None
     backbone.decoder, backbone.lm_head.pads_rows = native, False
@@ -502,88 +497,3 @@ def pack_lm_head(model: Any, library: NativeLibrary, storage: WeightStorage) -> 
     place = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
     packed = NativeLinear(head, library, storage(place, head.weight.detach()))
     model.set_output_embeddings(packed)
-
-
-@torch.inference_mode()
-def _difference(backbone: Backbone, twin: FusedDecoder, native: NativeDecoder) -> float:
-    """The largest difference of C's states from those of the torch twin in fp32, with the same
-    weights, as a share of the largest state. In 16 bits the twin itself is far off where keys are
-    large (Qwen2). Leaves the backbone with C's decoder and an empty cache."""
-    ids = torch.arange(sum(PARTS)) * 7 % backbone.vocabulary
-    backbone.decoder = native
-    is_mixture = _is_mixture(twin)
-    native.tap(range(native.structure.count) if is_mixture else ())
-    backbone.cache.crop(0)
-    states, tapped = [], []
-    for part in ids.split(PARTS):
-        states.append(backbone.run_chunk(part))
-        tapped.append(native.tapped[: len(part)])  # a lone row may run twice
-    native.tap(())
-    backbone.cache.crop(0)
-    reference = _Reference(backbone, twin, ids)
-    if not is_mixture:
-        return share(torch.cat(states), reference.states(reference.embedded))
-    return _difference_by_layer(reference, torch.cat(states), torch.cat(tapped))
-
-
-def _is_mixture(twin: FusedDecoder) -> bool:
-    layers: Any = twin.stock.layers
-    return any(layer.mixture is not None for layer in layers)
-
-
-def _difference_by_layer(reference: "_Reference", states: Tensor, tapped: Tensor) -> float:
-    """The same of a mixture, where a near tie of two experts may send a row another way, and change
-    all that comes behind it: layer by layer, each from C's own states before it, and of the rows of
-    a kind of pass the median one. states [n, d]; tapped [n, L, d]: behind each layer."""
-    count = tapped.shape[1]
-    found = [(reference.normed(tapped[:, -1]), states)]
-    for number in range(count):
-        before = tapped[:, number - 1] if number else reference.embedded
-        found.append((reference.states(before, number), tapped[:, number]))
-    return largest(_typical(ours, expected) for expected, ours in found)
-
-
-def _typical(ours: Tensor, expected: Tensor) -> float:
-    """The largest difference of the median row [n, d] of a kind of pass, as a share of the largest
-    number expected."""
-    off = (ours - expected).abs().amax(-1) / (float(expected.abs().max()) or 1.0)
-    passes = off.split(PARTS)
-    lone = torch.cat([rows for rows in passes if len(rows) == 1])
-    kinds = [lone, *(rows for rows in passes if len(rows) > 1)]
-    return largest(float(rows.median()) for rows in kinds)
-
-
-class _Reference:
-    """Causal passes of torch over ids int64 [n], in fp32 from embeddings [n, d] on, whatever the
-    weights are stored in."""
-
-    def __init__(self, backbone: Backbone, twin: FusedDecoder, ids: Tensor) -> None:
-        self._twin, self._ids, self._backbone = twin, ids, backbone
-        self._places = torch.arange(len(ids))
-        self.embedded: Tensor = twin.embedded(ids[None])[0]
-
-    def states(self, before: Tensor, number: int | None = None) -> Tensor:
-        """before float32 [n, d] -> the states behind all layers and the last norm, or behind the
-        layer of this number alone, float32 [n, d]."""
-        backbone, twin = self._backbone, self._twin
-        own = backbone.cache.layers.layers
-        shapes = [Shape(t.shape[1], t.shape[3], t.device) for x in own for t in (x.keys, x.values)]
-        cache = KVCache(shapes, len(self._ids), torch.float32)
-        masks = {w: backbone.causal_mask(self._places, w).float() for w in backbone.windows}
-        twin.tap(() if number is None else (number,))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch: a norm's weight has another dtype
-            hidden = before[None]
-            inputs = twin.own_inputs(self._ids[None], hidden)
-            kinds = backbone.by_kind(masks)
-            out = twin.run(hidden, self._places[None], cache.layers, kinds, inputs, number)
-        states: Tensor = out.last_hidden_state[0] if number is None else twin.tapped[:, 0]
-        twin.tap(())
-        return states
-
-    def normed(self, hidden: Tensor) -> Tensor:
-        """[n, d] -> its last norm."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found: Tensor = self._twin.stock.norm(hidden)
-        return found

@@ -9,7 +9,7 @@ from support.native_engines import lay_out, made_native, native_engine
 
 from medusa_chat.bench.steps import bytes_read
 from medusa_chat.checkpoints.step_prior import step_prior
-from medusa_chat.decoding.backends import native_step
+from medusa_chat.decoding.backends import native_check, native_step
 from medusa_chat.decoding.backends.native_experts import NativeExperts, NativeStack, pack_experts
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.backends.native_step import NativeDecoder
@@ -107,7 +107,7 @@ def test_near_ties_of_experts_leave_a_mixture_in_c(library):
     twin = FusedDecoder(engine.backbone.model.get_decoder())
     ids = torch.arange(24) * 7 % VOCABULARY
     with torch.inference_mode():
-        reference = native_step._Reference(engine.backbone, twin, ids)
+        reference = native_check.Reference(engine.backbone, twin, ids)
         expected = reference.states(reference.embedded)
         engine.backbone.cache.crop(0)
         assert share(engine.backbone.run_chunk(ids), expected) > 0.4
