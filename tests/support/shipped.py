@@ -59,6 +59,8 @@ def shipping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(places, "asset", asset)
     catalog.model_presets.cache_clear()
     catalog.shape.cache_clear()
+    catalog._drafters.cache_clear()
     yield folder
     catalog.model_presets.cache_clear()
     catalog.shape.cache_clear()
+    catalog._drafters.cache_clear()

@@ -78,7 +78,7 @@ def connect_conversations(
     """Connect the events of the list, and of a tab that opens."""
     view = [parts[name] for name in View._fields]
     everything = [*view, *settings.outputs]
-    vanilla, rows = settings.components["vanilla"], parts["conversations"]
+    vanilla = settings.components["vanilla"]
 
     def come(tab: Tab, known: object, kept: object, is_plain: object, request: gr.Request) -> Any:
         view = controller.attach(tab, known, request)
@@ -130,6 +130,14 @@ def connect_conversations(
     parts["clear"].click(opening(controller.new), posted, everything, **AT_ONCE)
     parts["temporary"].click(opening(controller.new_temporary), posted, everything, **AT_ONCE)
     _connect_turns(controller, tab, parts, everything, settings)
+    _connect_rows(controller, tab, parts, view)
+
+
+def _connect_rows(
+    controller: ConversationEvents, tab: gr.State, parts: dict[str, Any], view: list[Any]
+) -> None:
+    """Connect what is done with one conversation of the list, and with versions of an answer."""
+    rows = parts["conversations"]
     rows.rename_conversation(controller.rename_conversation, [tab], view, **EACH)
     rows.pin_conversation(controller.pin_conversation, [tab], view, **EACH)
     rows.show_bin(controller.show_bin, [tab], view, **EACH)
