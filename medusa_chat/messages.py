@@ -179,6 +179,24 @@ class Peek:
     asked_head: tuple[Ranked, ...] = ()
 
 
+@dataclass(frozen=True)
+class CountRequest(Request["Count"]):
+    """Request for the length of the last message of a conversation; yields one Count, decodes
+    nothing."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Count:
+    """The result of a CountRequest, in tokens. message: of the last message with its markup, and of
+    what stands before the first message of the user with it. left: of the context, after the whole
+    conversation; negative where it is too long."""
+
+    message: int
+    left: int
+
+
 def without_broken_characters(text: str) -> str:
     """The text with surrogate pairs joined, lone surrogates as U+FFFD, and no null bytes."""
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -34,3 +34,9 @@ export function duration(ms) {
   const [value, unit] = ms < 999.5 ? [ms, "ms"] : [ms / 1000, "s"];
   return `${value >= 99.95 ? count(Math.round(value)) : Number(value.toPrecision(3))} ${unit}`;
 }
+
+// Of a message that is being written, in tokens; left: of the context after it, below 0 too many.
+export function wordsOfCount(message, left) {
+  const after = left < 0 ? `${count(-left)} too many` : `${count(left)} left`;
+  return `${count(message)} token${message === 1 ? "" : "s"}, ${after}`;
+}

@@ -14,7 +14,7 @@ from medusa_chat.decoding.detokenizer import STRAY
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.reasoning import HARMONY, Part, State, read
 from medusa_chat.errors import ContextError, ConversationRefused, UsageError
-from medusa_chat.messages import Message, Text, TokenIds
+from medusa_chat.messages import Count, Message, Text, TokenIds
 
 SYSTEM = "system messages: they are put at the start of your next message"
 ROLES = "two messages of one role in a row: they are joined"
@@ -231,6 +231,16 @@ def encode_latest(loaded: LoadedModel, messages: Sequence[Message], wanted: int)
 
     place = bisect_left(asked[:-1], True, key=fits)
     return of(asked[place])._replace(left_out=asked[place] - len(system))
+
+
+def count(loaded: LoadedModel, messages: Sequence[Message]) -> Count:
+    """How many tokens the last message takes, and how many are left after the conversation. Raises
+    ContextError for text that is far too long to tokenise, UsageError without a chat template."""
+    before = messages[:-1]
+    is_begun = any(message["role"] == "user" for message in before)
+    whole = len(encode(loaded, messages).ids)
+    taken = len(encode(loaded, before).ids) if is_begun else 0
+    return Count(whole - taken, loaded.info.context - whole)
 
 
 def _rendered(

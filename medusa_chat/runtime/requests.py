@@ -13,6 +13,7 @@ from medusa_chat.decoding.events import Event, Reading
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import (
+    CountRequest,
     DeviceMemory,
     LoadPhase,
     LoadRequest,
@@ -62,7 +63,7 @@ class Switch(Request[LoadPhase]):
 MAX_GUESTS = 8  # waiting
 ONE_ANSWER = "your earlier answer is not finished: wait for it, or stop it"
 OTHERS_WAIT = "other guests are waiting: try again in a moment"
-QUICK = PeekRequest | MeasureMemory  # so quick that they do not count as waiting
+QUICK = PeekRequest | CountRequest | MeasureMemory  # so quick that they do not count as waiting
 
 
 @dataclass(frozen=True)

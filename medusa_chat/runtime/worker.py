@@ -19,6 +19,7 @@ from medusa_chat.decoding.events import Step
 from medusa_chat.errors import LoadStopped, MedusaChatError, ModelError, first_line, is_panic
 from medusa_chat.messages import (
     BEFORE_READING,
+    CountRequest,
     DeviceMemory,
     LoadPhase,
     LoadRequest,
@@ -27,6 +28,7 @@ from medusa_chat.messages import (
     Ranked,
     Request,
 )
+from medusa_chat.runtime.prompt import count
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import End, MeasureMemory, Reply, Stop, Values
 
@@ -53,6 +55,8 @@ class Worker:
                 yield from reply(self.require(), request, should_stop)
             case PeekRequest():
                 yield peek(self.require(), request)
+            case CountRequest(messages):
+                yield count(self.require(), messages)
             case MeasureMemory(device):
                 yield self.measure_memory(device)
             case _:

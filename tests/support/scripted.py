@@ -22,6 +22,8 @@ from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.messages import (
+    Count,
+    CountRequest,
     DeviceMemory,
     LoadPhase,
     LoadRequest,
@@ -110,6 +112,8 @@ class ScriptedRunner:
                 yield from self.reply(prompt, settings)
             case PeekRequest():
                 yield self.peek(request)
+            case CountRequest(messages):
+                yield Count(len(messages[-1]["content"].split()), 1000)
             case MeasureMemory():
                 yield DeviceMemory("cpu", 8 * 10**9, 16 * 10**9)
 

@@ -12,9 +12,10 @@ from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
 from medusa_chat.ui.chat.node_card import card_line
 from medusa_chat.ui.chat.step_panel import most_telling
+from medusa_chat.ui.chat.typed_count import count_line
 from medusa_chat.ui.chat.view import View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
-from medusa_chat.ui.page.inputs import Inputs, checked, whole_number
+from medusa_chat.ui.page.inputs import Inputs, checked, clean, whole_number
 from medusa_chat.ui.page.pace import Pace, usual_pace
 
 
@@ -121,6 +122,17 @@ class ChatController(ConversationEvents):
         return await card_line(
             self.session, answer, event_field(event, "step"), event_field(event, "node")
         )
+
+    async def count(self, tab: Tab, event: gr.EventData) -> str:
+        """How many tokens the message takes that is being written."""
+        try:
+            text = clean("the message", event_field(event, "text"))
+        except MedusaChatError:
+            return ""
+        number = whole_number(event_field(event, "asked")) or 0
+        chat = self.session_of(tab)
+        messages = chat.transcript.plus("user", text).prompt(chat.system)
+        return await count_line(self.session, messages, number)
 
     def continue_from(self, tab: Tab, inputs: Inputs) -> View:
         """Go on from another token of a step that is shown, in another version of its answer."""

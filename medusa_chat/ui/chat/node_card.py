@@ -6,7 +6,7 @@ from typing import Any
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import Peek, PeekRequest, Ranked, TokenIds
+from medusa_chat.messages import PeekRequest, Ranked, Request, TokenIds, V
 from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
@@ -15,7 +15,7 @@ from medusa_chat.ui.page.status import named
 from medusa_chat.ui.page.tree_view import printable, short, to_line
 
 POLL_SECONDS = 0.04
-WAIT_SECONDS = 20.0  # then the browser is told to ask again: no request stays open for minutes
+WAIT_SECONDS = 20.0  # then the browser is told to ask again
 
 
 def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
@@ -76,7 +76,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
             raise UsageError("this step has no such node: choose another")
         request = peek_request(answer, at, place)
         require_same_model(session, answer)
-        ticket = await _peeked(session, request)
+        ticket = await soon(session, request, WAIT_SECONDS)
     except MedusaChatError as error:
         return to_line(asked | {"error": str(error)})
     if ticket.error:
@@ -96,10 +96,12 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     )
 
 
-async def _peeked(session: Session, request: PeekRequest) -> Ticket[Peek]:
+async def soon(session: Session, request: Request[V], seconds: float) -> Ticket[V]:
+    """The ticket of a quick request once it is done, or after so many seconds as it is then: no
+    request of a browser stays open for minutes."""
     ticket = session.take_up(request)
     try:
-        for _ in range(round(WAIT_SECONDS / POLL_SECONDS)):
+        for _ in range(round(seconds / POLL_SECONDS)):
             if ticket.done.is_set():
                 break
             await asyncio.sleep(POLL_SECONDS)

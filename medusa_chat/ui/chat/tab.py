@@ -133,6 +133,7 @@ def _composer(
     """Where the user writes, and how the answer is made: its settings. Adds to `parts`."""
     with gr.Column(elem_id="composer"):
         parts["system"] = build_system()
+        parts["count"] = script_block("count", events=["count"])
         parts["box"] = gr.Textbox(
             elem_id="box",
             label="Message",
@@ -181,6 +182,7 @@ def _connect(controller: ChatController, tab: gr.State, parts: dict[str, Any]) -
     parts["redo"].click(controller.redo, [tab], view, **AT_ONCE)
     parts["stop"].click(controller.stop, [tab, following], None, js=SHOWN, **AT_ONCE)
     parts["system"].blur(controller.set_system, [tab, parts["system"]], None, **STEADY)
+    parts["count"].count(controller.count, [tab], [parts["count"]], **STEADY)
     parts["panel"].pace(controller.set_pace, [tab], None, **STEADY)
     parts["panel"].pick(controller.pick, [tab], [parts["panel"]], **STEADY)
     parts["panel"].watch(controller.watch, [tab], [parts["panel"]], **AT_ONCE)

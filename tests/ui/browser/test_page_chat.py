@@ -161,6 +161,18 @@ def test_turns_are_regenerated_continued_edited_undone_and_cleared(quick, open_t
     rows(tab, 0)
 
 
+def test_what_is_typed_is_counted_in_tokens_against_what_is_left(quick, open_tab):
+    tab, count = open_tab(), "text => document.querySelector('.count-block').textContent === text"
+    tab.locator("#box textarea").fill("four words in all")
+    tab.wait_for_function(count, arg="4 tokens, 1,000 left")
+    tab.locator("#box textarea").fill("")
+    tab.wait_for_function(count, arg="")
+    ask(tab, "and four words more")
+    tab.wait_for_function(count, arg="")
+    tab.locator("#box textarea").fill("and four words more")  # the same question again
+    tab.wait_for_function(count, arg="4 tokens, 1,000 left")
+
+
 def test_an_edit_made_before_the_last_one_was_answered_is_not_lost(quick, open_tab, monkeypatch):
     tab = open_tab()
     ask(tab, "first")
