@@ -39,7 +39,7 @@ function drawRunning(now) {
   pause();
   result = null;
   if (lanes.length !== 2 || lanes[0].side) {
-    const [left, right] = now.names;
+    const [left, right] = now.names ?? ["Plain", "With the drafter"]; // it begins
     setLanes([makeLane(left, "plain"), makeLane(right, "drafted")]);
   }
   const isFirst = { plain: now.place === 1, drafted: now.place === 1 };

@@ -134,7 +134,9 @@ def test_shapes_have_the_sizes_they_are_named_for(name, billions):
 def test_a_plain_step_reads_every_weight_but_the_embedding():
     loaded = load_shape(TINY, CPU)
     whole = loaded.info.parameters * 4
-    assert bytes_read(loaded.engine) == whole - TINY.vocabulary * TINY.hidden * 4
+    needed = whole - TINY.vocabulary * TINY.hidden * 4
+    # Panels of so small matrices are filled up to whole vectors, which differ between processors.
+    assert needed <= bytes_read(loaded.engine) < 1.1 * needed
 
 
 @pytest.mark.parametrize("ties", [False, True])

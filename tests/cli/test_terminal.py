@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +208,7 @@ def test_a_warning_of_a_package_is_not_obeyed(capsys: pytest.CaptureFixture[str]
 def test_the_model_s_process_prints_nothing_that_a_terminal_obeys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def printing(pipe: Connection) -> None:
+    def printing(*_: object) -> None:
         print(EVIL, file=sys.stderr)
         raise KeyboardInterrupt
 

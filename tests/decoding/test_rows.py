@@ -11,6 +11,8 @@ from medusa_chat.decoding.draft import TreeTensors
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.tree import ROOT, Tree
 
+# Families whose products on AMX are not all torch's packed linears (experts, gpt2's Conv1D).
+AMX_ROUNDS = {(family, torch.bfloat16) for family in ("gpt2", "afmoe", "qwen3-moe")}
 WIDE = {"hidden_size": 1088, "intermediate_size": 1088, "initializer_range": 0.05, "head_dim": 8}
 
 
@@ -43,6 +45,8 @@ def rows_that_differ(backbone, tree):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_a_tree_are_plain_rows_to_the_bit_in_16_bits(family, dtype):
+    if (family, dtype) in AMX_ROUNDS and torch.cpu._is_amx_tile_supported():
+        pytest.skip("torch rounds by the number of rows there: docs/limits.md")
     model = tiny(family, **WIDE).to(dtype)
     replace_submodules(model)
     backbone = Backbone(model, CONTEXT)

@@ -194,7 +194,7 @@ def open_tab(request, served, browser, people) -> Iterator:
         else:
             person.tab.remove_listener("pageerror", fault)
     assert outside(served, asked) == [], "the page asked for something outside this machine"
-    assert faults == [], "a script of the page failed"
+    assert faults == [], f"a script of the page failed: {faults}"
 
 
 def end_answers(served: Served) -> None:
@@ -300,7 +300,7 @@ def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     opened.set_default_timeout(SLOW)
     asked, faults = [], []
     opened.on("request", lambda request: asked.append(request))
-    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("pageerror", lambda error: faults.append(f"{error} {error.stack}"))
     opened.goto(served.url)
     wait_attached(opened)
     opened.get_by_role("tab", name=name).click()
@@ -308,7 +308,7 @@ def opened_on(browser, served: Served, name: str, selector: str) -> Iterator:
     yield opened
     opened.close()
     assert outside(served, asked) == []
-    assert faults == [], "a script of the page failed"
+    assert faults == [], f"a script of the page failed: {faults}"
 
 
 def drawn_frames(tab, count: int = 1) -> None:
@@ -387,7 +387,8 @@ def ask(tab, text: str) -> None:
 
 
 def last_answer(tab) -> str:
-    return tab.locator("#history .bot .message-content").last.inner_text()
+    written = "#history .bot .message-content:not(:has(.answer-note))"
+    return tab.locator(written).last.inner_text()
 
 
 def drawn_path(tab) -> list[int]:

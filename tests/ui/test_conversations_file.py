@@ -485,7 +485,7 @@ def test_a_guest_saves_their_own_and_nothing_of_theirs_is_taken_in(server):
 
 @pytest.fixture(params=[None, ("me", "secret")], ids=["open", "login"])
 def client(request, session, tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "MAX_FILE", 5 * 1024 * 1024)
+    monkeypatch.setitem(guard.LARGEST, guard.CHATS, 5 * 1024 * 1024)
     page = open_page(session, PageOptions(auth=request.param, history=History(tmp_path / FILE)))
     with httpx.Client(base_url=page.url, timeout=30) as client:
         client.login = {"username": "me", "password": "secret"} if request.param else {}

@@ -22,7 +22,7 @@ def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypa
     if served.runner:
         monkeypatch.setattr(served.runner, "hold_at", 10)
     tab = open_tab()
-    assert "cpu" in tab.inner_text("#status")
+    assert "CPU" in tab.inner_text("#status")
     send(tab, "Why are you fast?")
     tab.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 20")
     first = tab.text_content("#live-text .md")

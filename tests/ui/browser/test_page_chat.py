@@ -612,7 +612,7 @@ def test_text_files_go_into_the_box_named_and_fenced_and_nowhere_else(quick, ope
     tab.on("request", lambda request: posted.append(request.post_data_buffer or b""))
     tab.fill("#box textarea", "before after")
     tab.evaluate("document.querySelector('#box textarea').setSelectionRange(7, 7)")
-    opener = tab.get_by_role("button", name="Add text files to the message")
+    opener = tab.get_by_role("button", name="Add text or PDF files to the message")
     with tab.expect_file_chooser() as chooser:
         opener.press("Enter")
     assert chooser.value.is_multiple()

@@ -85,7 +85,7 @@ def test_a_failed_load_says_what_to_do_and_is_tried_again_by_a_button(visitor):
         tab = visitor(page.url, '.status-line[data-status="failed"]')
         assert "No checkpoint here: choose another" in tab.inner_text(".status-line .sentence")
         del session.runner.load  # what was wrong is mended
-        tab.click(".status-line .again")
+        tab.click(".status-line .again:visible")
         tab.wait_for_selector(READY)
         assert not tab.is_visible(".status-line .again")
     finally:
@@ -125,10 +125,10 @@ def test_the_list_of_why_is_over_all_of_the_page(opened, resident):
     tab.get_by_role("tab", name="Models").click()
     tab.wait_for_selector("#models-column [data-testid=block-info]:visible")
     tab.click(".status-line .notes summary")
-    notes = tab.locator(".status-line .notes ul")
+    notes = tab.locator(".status-line .menu")
     under = notes.evaluate(
         """list => {
-          Object.assign(list.style, {height: '700px', width: '900px', maxWidth: 'none'});
+          Object.assign(list.style, {height: '700px', width: '900px', maxHeight: 'none'});
           const {left, top} = list.getBoundingClientRect();
           const found = [];
           for (let x = 5; x < 900; x += 10) for (let y = 5; y < 700; y += 10) {
