@@ -25,8 +25,9 @@ export function followTry(view) {
   if (!tried || tried.stage === "asked") return;
   if (view.is_running) tried.stage = "running";
   else if (tried.stage === "running") {
+    const { id } = tried;
     tried = null;
-    if (view.stage === "done" && view.loaded?.name === tried.id) showAnswer();
+    if (view.stage === "done" && view.loaded?.name === id) showAnswer();
   }
 }
 
