@@ -12,6 +12,12 @@ const redrawn = new MutationObserver(() => {
   drawn = handed;
   addBare();
 });
+// After the end the bare words stay until the whole is drawn: no frame shows less.
+const ended = new MutationObserver(() => {
+  ended.disconnect();
+  bare.remove();
+});
+const CHANGES = { childList: true, characterData: true, subtree: true };
 let said = "";
 let handed = ""; // what there was of it when it was last handed to be drawn
 let drawn = ""; // what is drawn of it
@@ -21,13 +27,13 @@ let wroteAt = 0;
 // A stream begins: what is drawn is heard of until it ends.
 export function beginSaid() {
   [said, handed, drawn] = ["", "", ""];
-  const prose = document.getElementById("live-text");
-  redrawn.observe(prose, { childList: true, characterData: true, subtree: true });
+  ended.disconnect();
+  redrawn.observe(document.getElementById("live-text"), CHANGES);
 }
 
 export function endSaid() {
   redrawn.disconnect();
-  bare.remove();
+  ended.observe(document.getElementById("live-text"), CHANGES);
   write();
 }
 
