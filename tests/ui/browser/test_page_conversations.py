@@ -43,6 +43,10 @@ SAID = """answer => document.querySelector('#voice').textContent.replace(/\\s/g,
 EDGES = """() => [document.querySelector('#side').getBoundingClientRect(),
   document.querySelector('#left').getBoundingClientRect()]
   .map(box => [box.left, box.right, box.width])"""
+KNOWN = """async () => {
+  const { view } = await import('medusa/conversations.js');
+  return view.key && (await fetch('/chats', { headers: { 'x-medusa-tab': view.key } })).ok;
+}"""  # the server knows the tab whose list it is
 
 
 def opened_page(session, folder):
@@ -90,7 +94,8 @@ def have(tab, *questions):
     trees = [MessageTree().plus("user", text).plus("assistant", answer) for text in questions]
     kept = [("", StoredConversation(tree, updated_at=n)) for n, tree in enumerate(trees)]
     file = {"name": "a.json", "mimeType": "", "buffer": written(kept).encode()}
-    tab.wait_for_function("async () => (await import('medusa/conversations.js')).view.key")
+    tab.wait_for_selector(".chat-list-foot", state="attached")
+    tab.wait_for_function(KNOWN)
     tab.set_input_files(".chat-list-foot input", file)
     told(tab, f"{len(kept)} conversation")
     tab.locator("#notices").evaluate("node => node.replaceChildren()")
