@@ -38,7 +38,7 @@ function draw(told) {
 // Keys, files, examples and what leaves the box without a key: all change its text.
 let seen = "";
 every(200, () => {
-  const { value } = box();
+  const value = box()?.value ?? "";
   if (value === seen) return;
   seen = value;
   if (value) askIn(PAUSE_MS);

@@ -2,7 +2,7 @@
 // posted when the one before was answered, and again until it is answered itself: the server does it
 // once (ui/access/once.py). Gradio would give up at the first loss and load the page again.
 (() => {
-  const LOOKS = /^(tick|look|pick|newest|peek|select|steps)$/; // events in no turn, harmless twice
+  const LOOKS = /^(tick|look|pick|newest|peek|select|steps|count|watch)$/; // events in no turn, harmless twice
   const OWN = /^(models|tune|status)$/; // parts of the page that have turns of their own
   const POST = "x-medusa-post";
   const LOADS = "medusa-loads"; // how often this tab was loaded again because a part was lost

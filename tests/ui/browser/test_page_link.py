@@ -111,6 +111,26 @@ def test_stop_is_not_lost(runner, monkeypatch, watched):
     assert not left
 
 
+def test_stop_waits_for_no_count_of_tokens(runner, monkeypatch, watched):
+    monkeypatch.setattr(runner, "steps", 5000)
+    tab, held = watched, []
+    send(tab, "hello")
+    number = tab.evaluate(
+        """() => gradio_config.dependencies.find((one) =>
+          one.targets.some(([, by]) => by === 'count')).id"""
+    )
+
+    def meet(route):
+        is_count = f'"fn_index":{number},' in (route.request.post_data or "")
+        held.append(route) if is_count else route.continue_()
+
+    tab.route("**/run/predict*", meet)
+    tab.locator("#box textarea").press_sequentially("and then")
+    wait_for(lambda: tab.evaluate("1") and held)  # it is asked, and never answered
+    tab.click("#stop")
+    wait_end(tab)
+
+
 def test_a_stream_that_has_died_is_begun_anew(quick, watched, monkeypatch):
     """A connection may end without a word: no byte comes, and no failure."""
     tab, held = watched, []
