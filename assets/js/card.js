@@ -70,9 +70,14 @@ function drawCard(error) {
   const mark = node === 0 ? MARKS.a : MARKS[view.state[node]] || "·";
   state.append(make("b", "", `${mark} `), stateWords(data, view, node));
   card.replaceChildren(head, state, factList(data, view, node), topLists(error));
-  if (sends("continue_from") && view.state[node] !== "a") state.after(continueButton("Continue from this token instead", view.id[node]));
+  if (canContinue() && view.state[node] !== "a") state.after(continueButton("Continue from this token instead", view.id[node]));
   card.dataset.node = node;
   card.dataset.step = view.index;
+}
+
+// In the page, and in an answer of its own: what another program asked for is not the page's.
+function canContinue() {
+  return sends("continue_from") && !panel.asked.data.watched;
 }
 
 // Goes on from a token in the place of the node, in another version of the answer.
@@ -173,7 +178,7 @@ function cameAt(view, node) {
 function continueCell(token, text) {
   const { view, node } = panel.asked;
   const cell = make("td", "go");
-  if (!sends("continue_from") || token === cameAt(view, node) || token === view.id[node]) return cell;
+  if (!canContinue() || token === cameAt(view, node) || token === view.id[node]) return cell;
   const go = continueButton("↳", token);
   go.title = `Continue from ${text} instead`;
   go.setAttribute("aria-label", go.title);

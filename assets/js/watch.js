@@ -2,25 +2,35 @@
 // stands there once one has asked; nothing of it is stored.
 import { hide } from "./draw.js";
 import { button, say } from "./elements.js";
-import { every, trigger } from "./panel.js";
+import { every, onValue, trigger } from "./panel.js";
 
 const LOOK_EVERY = 400; // ms
 const WORDS = { true: "■ stop watching other programs", false: "▶ watch what other programs ask" };
 let isOn = false;
+let isSeen = false; // such an answer stands in the panel
 export const watching = button("watch", WORDS.false, () => watch(!isOn));
 hide(watching, true);
 
-function watch(now) {
-  isOn = now;
+function tell(now) {
+  [isOn, isSeen] = [now, false];
   say(watching, WORDS[isOn]);
   watching.setAttribute("aria-pressed", String(isOn));
-  trigger(isOn ? "watch" : "newest");
 }
+
+function watch(now) {
+  tell(now);
+  trigger(isOn ? "watch" : "newest", { begins: true });
+}
+
+onValue((line) => {
+  if (isOn && isSeen && !line?.watched) tell(false); // another answer was chosen
+  isSeen = isOn && Boolean(line?.watched);
+});
 
 window.addEventListener("medusa-watched", () => hide(watching, false));
 window.addEventListener("medusa-taken", ({ detail }) => {
   if (isOn && detail) watch(false); // somebody writes here
 });
 every(LOOK_EVERY, () => {
-  if (isOn) trigger("watch");
+  if (isOn) trigger("watch", {});
 });

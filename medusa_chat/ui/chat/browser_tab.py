@@ -23,7 +23,8 @@ class Tab:
     box sent. taken: how many of them the server took.
     given, back: how many texts came to nothing, and the last, for its box. told: how many failures
     of the store it was told. has_watched: whether it knows that
-    another program has asked. model: the name of the one that was loaded at its last
+    another program has asked. watched: the panel of such an answer as it was last sent; None while
+    it watches none. model: the name of the one that was loaded at its last
     view. refused: the transcript_version at which something was, and why.
     """
 
@@ -55,6 +56,7 @@ class Tab:
     back: str = ""
     told: int = 0
     has_watched: bool = False
+    watched: str | None = None
     model: str = ""
     refused: tuple[int, str] = (0, "")
 
@@ -78,7 +80,7 @@ class Tab:
         """Show another conversation from now on, or this one anew: nothing of it is on the page."""
         if (self.scope, self.conversation) != (chat.scope, chat.id):
             self.awaits, self.refused = 0, (0, "")
-            self.number, self.chosen_answer = chat.answer.number, None
+            self.number, self.chosen_answer, self.watched = chat.answer.number, None, None
         self.scope, self.conversation = chat.scope, chat.id
         self.version = self.transcript_version = 0
         self.system, self.has_live, self.list_version = None, True, -1

@@ -113,7 +113,7 @@ class ChatController(ConversationEvents):
 
     def newest(self, tab: Tab) -> str:
         """The panel with the newest answer, after an earlier one was looked at."""
-        tab.chosen_answer = None
+        tab.chosen_answer = tab.watched = None
         return self._panel(tab)
 
     async def peek(self, tab: Tab, event: gr.EventData) -> str:
@@ -158,7 +158,7 @@ class ChatController(ConversationEvents):
         if not self.sessions.recall(chat, answer):
             gr.Info("The steps of this answer are no longer stored.")
             return gr.skip()
-        tab.chosen_answer = answer
+        tab.chosen_answer, tab.watched = answer, None
         is_strip = event_field(event, "strip") is True
         return self._panel(tab, most_telling(answer.steps) if is_strip else None)
 

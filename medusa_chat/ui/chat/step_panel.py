@@ -107,9 +107,11 @@ def panel_line(
     index: int | None = None,
     since: int = 0,
     is_newest: bool = True,
+    is_watched: bool = False,
 ) -> str:
     """JSON for the picture: figures, bars, and step `index` (None: the latest). since: of how
-    many steps the reader has the bars. is_newest: whether it is the conversation's last answer."""
+    many steps the reader has the bars. is_newest: whether it is the conversation's last answer.
+    is_watched: whether another program asked for it."""
     begun = answer.prefilled
     settings = begun.settings if begun else {}
     count = len(answer.steps)  # once: they are folded by another thread meanwhile
@@ -121,6 +123,7 @@ def panel_line(
         {
             "answer": answer.number,
             "newest": is_newest,
+            "watched": is_watched,
             "goes_on": _goes_on(answer),
             "model": named(begun.model, begun.backbone) if begun else "",
             "pinned": is_pinned,

@@ -126,7 +126,7 @@ def _notice_answer(tab: Tab, chat: ChatSession) -> None:
     if number != tab.number or chat.is_running:
         tab.awaits = number if tab.version or chat.is_running else 0
     if number != tab.number:
-        tab.number, tab.chosen_answer = number, None
+        tab.number, tab.chosen_answer, tab.watched = number, None, None
 
 
 def _ending(tab: Tab, chat: ChatSession) -> str:

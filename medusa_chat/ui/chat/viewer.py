@@ -24,6 +24,7 @@ from medusa_chat.ui.chat.conversation_list import ConversationList, list_line
 from medusa_chat.ui.chat.session_store import SessionStore
 from medusa_chat.ui.chat.step_panel import panel_line, show_line
 from medusa_chat.ui.chat.view import View, has_watched, next_line, view_of
+from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import from_browser
 from medusa_chat.ui.page.live import Update, Updates
 from medusa_chat.ui.page.status import waiting_text
@@ -223,20 +224,25 @@ class ChatViewer:
         self.sessions.recall(chat, answer)
         if answer.prefilled is None and not chat.is_running:
             return ""
-        return panel_line(answer, self.plain_of(answer), step, since, answer is chat.answer)
+        plain, is_watched = self.plain_of(answer), tab.watched is not None
+        return panel_line(answer, plain, step, since, answer is chat.answer, is_watched)
 
-    def watch(self, tab: Tab) -> Any:
+    def watch(self, tab: Tab, event: gr.EventData) -> Any:
         """The panel with the newest answer that another program asked for over the API, as far as
-        it has come. It is the owner's to see, and stays in memory until the next one."""
+        it has come, where that is news. It is the owner's to see, and stays in memory until the
+        next one. A tab that has looked elsewhere since it `begins` watches no more."""
         chat, ticket = self.session_of(tab), self.session.watched
-        if not has_watched(chat) or ticket is None:
+        if event_field(event, "begins") is True:
+            tab.watched = ""
+        if tab.watched is None or not has_watched(chat) or ticket is None:
             return gr.skip()
         with self._watching:
             if self._watched[0] is not ticket:
                 self._watched = (ticket, Answer(chat.number()))
             answer = tab.chosen_answer = self._watched[1]
             answer.add(ticket.trace[len(answer.events) :])
-        return self._panel(tab)
+        shown, tab.watched = tab.watched, self._panel(tab)
+        return gr.skip() if shown == tab.watched else tab.watched
 
     def _measure(self, answer: Answer) -> None:
         """Remember the plain speed that was timed beside the answer."""
