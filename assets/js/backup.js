@@ -5,6 +5,7 @@ import { ask, view } from "./conversations.js";
 import { side } from "./drawer.js";
 import { button, make } from "./elements.js";
 import { notify, pagePath } from "./page.js";
+import { download } from "./picture.js";
 import { gone } from "./row.js";
 
 const { given } = blockOf("conversations");
@@ -25,10 +26,8 @@ async function askChats(more) {
 
 async function saveAll() {
   try {
-    const url = URL.createObjectURL(await (await askChats()).blob());
-    const download = `medusa-chat ${new Date().toLocaleDateString("sv")}.json`; // 2026-11-28
-    Object.assign(document.createElement("a"), { href: url, download }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60000);
+    const file = await (await askChats()).blob();
+    download(file, `medusa-chat ${new Date().toLocaleDateString("sv")}.json`); // 2026-11-28
   } catch (error) {
     notify("warning", `The conversations were not saved: ${error.message}`, 10);
   }

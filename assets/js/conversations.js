@@ -9,6 +9,7 @@ import { bin, drawBin, opener as binOpener } from "./bin.js";
 import { blockOf } from "./block.js";
 import { close } from "./drawer.js";
 import { button, make, say, withRole } from "./elements.js";
+import { tell } from "./page.js";
 import { UNTITLED, drawRow, drop, gone, rename } from "./row.js";
 import "./system.js";
 import { drawTemporary, opener as temporaryOpener } from "./temporary.js";
@@ -108,6 +109,8 @@ function draw(line) {
   writeAddress(isFirst);
   const wanted = new Set(view.rows.map((row) => row[0]));
   for (const id of rows.keys()) if (!wanted.has(id)) rows.delete(id);
+  // What the server has taken out is in its hands: it may come back from elsewhere.
+  if (!view.search) for (const id of gone) if (!wanted.has(id)) gone.delete(id);
   drawList();
   const isSearch = Boolean(view.search);
   say(empty, isSearch ? "Nothing found." : "Your conversations will be listed here.");
@@ -125,7 +128,9 @@ function draw(line) {
   document.getElementById("system-button")?.classList.toggle("is-set", view.system);
   title.title = view.title;
   const settings = document.querySelector("#settings > .label-wrap > span");
-  if (settings) settings.dataset.preset = view.preset;
+  if (!settings || settings.dataset.preset === view.preset) return;
+  settings.dataset.preset = view.preset;
+  tell("medusa-preset");
 }
 
 export function ask(more = {}) {

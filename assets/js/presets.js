@@ -1,9 +1,10 @@
 // Below the presets: the one that is picked as a file, such a file taken in, and it deleted. The value
-// is {"name": of it, "is_own": can it be deleted, "takes": are files taken in, "at": when, "text": its
-// file, to be saved now}.
+// is {"own": names of the user's own, which can be deleted, "takes": are files taken in, "name", "text":
+// of a file to be saved now, "at": when}. Which one the conversation has, its line in the list says.
 import { blockOf } from "./block.js";
 import { button, make, say } from "./elements.js";
 import { notify } from "./page.js";
+import { download } from "./picture.js";
 
 const { root, trigger, onValue } = blockOf("presets");
 const MOST = 200_000; // bytes of a file
@@ -12,8 +13,9 @@ const chooser = Object.assign(make("input"), { type: "file", accept: ".toml", hi
 const saver = button("", "Save as a file", () => trigger("give_preset"));
 const taker = button("", "Import a file", () => chooser.click());
 const dropper = button("", "Delete", drop);
-let savedAt = Date.now() / 1000; // what was to be saved before this page is not
+let savedAt = 0; // by the server's clock
 let asking = 0; // the timer of the second click
+let known = { own: [], takes: false };
 
 function drop() {
   if (asking) {
@@ -31,7 +33,7 @@ function forget() {
   say(dropper, "Delete");
 }
 
-async function take(file) {
+async function takeIn(file) {
   try {
     if (file.size > MOST) throw Error("it is larger than 200 kB");
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -42,22 +44,32 @@ async function take(file) {
   }
 }
 
-function draw(line) {
-  if (!line) return;
+// The name of the conversation's preset, which the drawer's button shows (conversations.js).
+function pickedNow() {
+  return document.querySelector("#settings > .label-wrap > span")?.dataset.preset || "";
+}
+
+function draw() {
+  const picked = pickedNow();
   forget();
-  saver.disabled = !line.name;
-  taker.hidden = !line.takes;
-  dropper.hidden = !line.is_own;
+  saver.disabled = !picked;
+  taker.hidden = !known.takes;
+  dropper.hidden = !known.own.includes(picked);
+}
+
+function take(line) {
+  if (!line) return;
+  known = line;
+  draw();
   if (!line.text || line.at <= savedAt) return;
   savedAt = line.at;
-  const url = URL.createObjectURL(new Blob([line.text], { type: "application/toml" }));
-  Object.assign(document.createElement("a"), { href: url, download: `${line.name}.toml` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60000);
+  download(new Blob([line.text], { type: "application/toml" }), `${line.name}.toml`);
 }
 
 chooser.addEventListener("change", () => {
-  take(chooser.files[0]);
+  takeIn(chooser.files[0]);
   chooser.value = ""; // the same file may be chosen again
 });
 root.replaceChildren(saver, taker, dropper, chooser);
-onValue(draw);
+onValue(take);
+window.addEventListener("medusa-preset", draw);

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.runtime.presets import Preset, delete_preset, save_preset
+from medusa_chat.runtime.presets import Preset, delete_preset, own_names, save_preset
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.preset_settings import chosen, is_own, offered, preset_of, settings_of
@@ -64,6 +64,7 @@ class PresetEvents:
 
     def take(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
         """Take in a preset's file: its name, without the ending, and its text."""
+        _require_owner(request)
         name, text = event_field(event, "name"), event_field(event, "text")
         if not isinstance(name, str) or not isinstance(text, str):
             raise UsageError("choose a preset's TOML file")
@@ -72,6 +73,7 @@ class PresetEvents:
     def drop(self, posted: Posted, event: gr.EventData, request: gr.Request) -> list[Any]:
         """Delete the preset that is picked: the page has asked for a second click."""
         _require_owner(request)
+        self.controller.writable(posted[self.tab])  # or nothing is deleted
         delete_preset(str(posted[self.own.choice] or ""))
         return self._shown(posted, None, request)
 
@@ -84,9 +86,11 @@ class PresetEvents:
     def _keep(self, posted: Posted, preset: Preset, request: gr.Request) -> list[Any]:
         """Save a preset that the page can show, and use it."""
         _require_owner(request)
+        self.controller.writable(posted[self.tab])  # or nothing is saved
         settings_of(preset, self.panel.base, self.panel.trees)
+        before = is_own(preset.name)
         save_preset(preset)
-        gr.Info(f"The preset {preset.name} is saved.")
+        gr.Info(f"The preset {preset.name} is {'replaced' if before else 'saved'}.")
         return self._shown(posted, preset, request)
 
     def _shown(self, posted: Posted, preset: Preset | None, request: gr.Request) -> list[Any]:
@@ -120,11 +124,11 @@ class PresetEvents:
 
 
 def files_line(name: str, is_for_guest: bool, text: str = "") -> str:
-    """JSON for presets.js: the preset that is picked, whether it can be deleted, and others taken
-    in. text: its file, to be saved now."""
-    is_deletable = not is_for_guest and is_own(name)
-    own = {"name": name, "is_own": is_deletable, "takes": not is_for_guest}
-    return to_line({**own, "at": time.time(), "text": text})
+    """JSON for presets.js: the names of the user's own presets, which can be deleted, and whether
+    files are taken in; guests have neither. name, text: of a preset's file, to be saved now."""
+    own = () if is_for_guest else own_names()
+    line = {"own": list(own), "takes": not is_for_guest, "name": name, "text": text}
+    return to_line({**line, "at": time.time()})
 
 
 def _require_owner(request: gr.Request) -> None:

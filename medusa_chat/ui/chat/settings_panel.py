@@ -8,6 +8,7 @@ import gradio as gr
 
 from medusa_chat.decoding.settings import SAMPLING, sampling_words
 from medusa_chat.messages import ModelInfo
+from medusa_chat.runtime.presets import preset_names
 from medusa_chat.ui.chat.setting_components import (
     DEFAULTS,
     PresetParts,
@@ -66,6 +67,8 @@ class SettingsPanel(SettingsForm):
         """Settings to keep of what was posted."""
         names = {"model": self.origin, "preset": self.presets.choice}
         told = {name: str(posted.get(component) or "") for name, component in names.items()}
+        if told["preset"] not in preset_names():  # the box takes any text
+            told["preset"] = ""
         return {**self.valid(posted), **told}
 
     def remember(self, posted: Posted) -> list[Any]:
@@ -137,6 +140,7 @@ def build_settings(
         loaded = model()
         values = {**panel.base, "model": loaded.name if loaded else ""}
         keep(tab, values)
+        tab.list_version = -1  # its line names the preset
         return [to_line(values), *panel.shown(is_plain, values)]
 
     gr.on(
