@@ -19,11 +19,18 @@ async function attach(files) {
   for (const file of files) {
     try {
       const isPdf = file.type === "application/pdf" || /\.pdf$/i.test(file.name);
-      insert(fenced(file.name, isPdf ? await pdfTextOf(file) : await textOf(file)));
+      const place = conversationNow();
+      const text = isPdf ? await pdfTextOf(file) : await textOf(file);
+      if (conversationNow() !== place) throw Error("another conversation is shown now");
+      insert(fenced(file.name, text));
     } catch (error) {
       notify("warning", `${file.name} was not added: ${error.message}`, 10);
     }
   }
+}
+
+function conversationNow() {
+  return document.getElementById("chat-title")?.dataset.id;
 }
 
 // Throws an Error that says in words why a file is no text for a message.
@@ -44,6 +51,7 @@ async function pdfTextOf(file) {
   if (file.size > given.MAX_PDF) throw Error(`it is larger than ${given.MAX_PDF >> 20} MB`);
   const { view } = await import("./conversations.js"); // which its own place begins
   const headers = { "x-medusa-tab": view.key };
+  notify("info", `Reading ${file.name} …`, 5);
   const answer = await fetch(`${pagePath()}/attachments`, { method: "POST", headers, body: file });
   if (!answer.ok) throw Error(await answer.text());
   const { text, pages } = await answer.json();

@@ -15,7 +15,9 @@ export async function begin(name, id, place, given, events) {
   const block = blockOf(id);
   block.put(place, given, events);
   const script = await import(`./${name}.js`);
-  script.begin?.(block);
+  if (!block.isBegun) script.begin?.(block); // Gradio may make the place anew
+  block.isBegun = true;
+  block.hasBegun();
 }
 
 function makeBlock(name) {
@@ -23,6 +25,8 @@ function makeBlock(name) {
   const watchers = [];
   let place = null;
   let known = []; // events
+  let hasBegun;
+  const begun = new Promise((done) => (hasBegun = done)); // its script listens
   root.className = `${name}-block`;
 
   const value = () => place?.props.value || "";
@@ -30,6 +34,9 @@ function makeBlock(name) {
   const block = {
     root,
     given: {},
+    isBegun: false,
+    begun,
+    hasBegun,
     put(made, given, events) {
       place = made;
       known = events;

@@ -46,7 +46,7 @@ export function storedPace() {
     // it is not ours
   }
   const isGpu = sizes.includes(found?.size) && gpus.includes(found.gpu) && precisions.includes(found.precision);
-  const isOurs = isGpu && CLOCKS.some(([clock]) => clock === found.clock) && Number.isInteger(found.nodes);
+  const isOurs = isGpu && CLOCKS.some(([clock]) => clock === found.clock) && NODES.includes(found.nodes);
   return isOurs ? { ...FIRST_PACE, ...found } : { ...FIRST_PACE };
 }
 

@@ -125,7 +125,8 @@ function take(line) {
   if (number <= asked) return;
   asked = number;
   if (ask === "refresh") trigger("refresh");
-  if (ask === "follow") follow(key);
+  // The first lines of a stream say what later ones only add to: whoever draws them listens first.
+  if (ask === "follow") Promise.all(["live", "tree"].map((name) => blockOf(name).begun)).then(() => follow(key));
 }
 
 onValue(take);

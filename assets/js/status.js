@@ -76,8 +76,9 @@ function drawRecent(models, isBusy) {
   recent.replaceChildren(...(rows.length ? [make("h3", "", "Recent models"), ...rows] : []));
 }
 
-// Why another model was not loaded, once.
-function tell(line) {
+// Why another model was not loaded, once for each try.
+function tell(line, isTried) {
+  if (isTried) store("sessionStorage", TOLD, "");
   if (!line || stored("sessionStorage", TOLD) === line) return;
   store("sessionStorage", TOLD, line);
   notify("warning", line, 30);
@@ -98,7 +99,7 @@ function draw(line) {
   drawFacts(line.facts.slice(0, SHOWN));
   drawNotes(line);
   drawRecent(line.recent, line.halts);
-  tell(line.told);
+  tell(line.told, line.halts);
 }
 
 // A click or Esc elsewhere closes the list.

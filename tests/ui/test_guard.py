@@ -114,6 +114,13 @@ def test_large_bodies_are_refused_by_header_and_by_count(monkeypatch):
     assert ask(guard, "POST", LOCAL, [b"x" * 600, b"y" * 400])[2] == "1000"
 
 
+@pytest.mark.parametrize("path", ["/chats", "/behind/chats"])
+def test_a_file_may_be_larger_whether_or_not_a_proxy_leaves_its_prefix_on(monkeypatch, path):
+    monkeypatch.setattr("medusa_chat.ui.access.guard.MAX_BODY", 1000)
+    guard = Guard(app, prefix="/behind")
+    assert ask(guard, "POST", LOCAL, [b"x" * 2000], path=path)[0] == 200
+
+
 def test_every_answer_carries_the_security_headers():
     _, headers, _ = ask(Guard(app))
     assert {name.lower(): value for name, value in HEADERS.items()} == headers

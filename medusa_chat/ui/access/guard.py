@@ -112,7 +112,11 @@ class Guard:
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the whole body, counting what really arrives, then hand it on."""
         request = Request(scope)
-        most = MAX_BODY if GUEST in scope else LARGEST.get(scope["path"], MAX_BODY)
+        most = (
+            MAX_BODY
+            if GUEST in scope
+            else LARGEST.get(scope["path"].removeprefix(self.prefix), MAX_BODY)
+        )
         most = most if is_let_in(request) else MAX_STRANGERS_BODY
         declared = request.headers.get("content-length", "0")
         messages: list[Message] = []

@@ -16,6 +16,7 @@ from medusa_chat.ui.page.tree_view import to_line
 NAME = "medusa/"  # what an import begins with that is no module's: import("medusa/show.js")
 PATH = "/scripts/"
 IN_THE_PAGE = ("first.js", "link.js")  # before Gradio's own script; no modules
+OF_FILES = ("replay_file.js", "file_place.js")  # of an answer saved as a file, none of the page
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
@@ -61,7 +62,9 @@ def script_head(prefix: str, known: Mapping[str, object]) -> str:
     found = modules()
     at = f"{prefix}{PATH}{version(found)}/"
     places = to_line({"imports": {NAME: at}})
-    preloads = "".join(f'<link rel="modulepreload" href="{at}{name}">' for name in found)
+    preloads = "".join(
+        f'<link rel="modulepreload" href="{at}{name}">' for name in found if name not in OF_FILES
+    )
     return (
         f'<script type="importmap">{_inside(places)}</script>'
         f'<script type="application/json" id="known">{_inside(to_line(dict(known)))}</script>'
