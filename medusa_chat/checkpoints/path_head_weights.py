@@ -54,6 +54,11 @@ def _hydra_head(
                 f"{found.path}: {name}.weight is {tuple(weight.shape)}, {(outs, ins)} was "
                 "expected: download it again"
             )
+        if bias.shape != (outs,):
+            raise ModelError(
+                f"{found.path}: {name}.bias is {tuple(bias.shape)}, {(outs,)} was expected: "
+                "download it again"
+            )
         return linear(weight, bias)
 
     blocks = [made(f"{prefix}{place}.linear", hidden, hidden) for place in others]

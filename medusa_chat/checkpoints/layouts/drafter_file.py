@@ -249,6 +249,25 @@ def known(
     return kept
 
 
+def refuse_shapes(
+    where: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int | None, ...]],
+) -> None:
+    """Raises ModelError for a tensor among `shapes` that has another shape than is `expected` of
+    it; None for any size above 0."""
+    for name, sizes in expected.items():
+        own = shapes.get(name, sizes)
+        pairs = zip(own, sizes, strict=False)
+        if len(own) == len(sizes) and all(a == b if b is not None else a != 0 for a, b in pairs):
+            continue
+        words = ", ".join("n" if size is None else str(size) for size in sizes)
+        raise ModelError(
+            f"{where}: {name} is {own}, ({words}{',' if len(sizes) == 1 else ''}) was expected: "
+            "download it again"
+        )
+
+
 def numbers_of(values: object) -> tuple[int, ...]:
     """The layers that a config names. Raises ModelError."""
     if not isinstance(values, list | tuple) or not all(type(v) is int for v in values):

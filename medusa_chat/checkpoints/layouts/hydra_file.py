@@ -9,6 +9,7 @@ from medusa_chat.checkpoints.layouts.drafter_file import (
     Found,
     Sizes,
     known,
+    refuse_shapes,
     refuse_sizes,
 )
 from medusa_chat.errors import ModelError
@@ -84,6 +85,8 @@ def hydra_of(found: Found) -> HydraFile | None:
         )
     if made.heads < 1 or "hydra_lm_head.0.weight" not in shapes:
         raise ModelError(f"{where} lacks hydra_lm_head.0.weight: download it again")
+    refuse_shapes(where, shapes, {"hydra_lm_head.0.weight": (None, None)})
+    refuse_shapes(where, shapes, {"norm.weight": (made.sizes[0],)})
     return made
 
 

@@ -9,6 +9,7 @@ from medusa_chat.checkpoints.layouts.drafter_file import (
     Found,
     Sizes,
     known,
+    refuse_shapes,
     refuse_sizes,
 )
 from medusa_chat.errors import ModelError
@@ -91,4 +92,6 @@ def mlp_of(found: Found) -> MlpFile | None:
         for head in range(made.heads):
             if (name := made.stored(part, head)) not in kept:
                 raise ModelError(f"{found.paths[0]} lacks {name}: download it again")
+    firsts = {"proj.0.weight": (None, None), "head.0.weight": (None, None)}
+    refuse_shapes(found.paths[0], shapes, firsts)
     return made
