@@ -182,6 +182,24 @@ def test_a_gguf_file_with_odd_numbers_is_refused_in_a_line(tmp_path, given, said
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_weights_beside_a_config_are_read_before_gguf_files(tmp_path):
+    tensors = dflash_files.tensors(HIDDEN)
+    folder = write(write_gguf(tmp_path / "a", tensors), tensors, dflash_files.config(HIDDEN, TAPS))
+    assert [path.name for path in found_in(folder).paths] == ["model.safetensors"]
+    (folder / "other.gguf").write_bytes((folder / "drafter.gguf").read_bytes())
+    assert [path.name for path in found_in(folder).paths] == ["model.safetensors"]
+
+
+def test_one_gguf_file_is_read_and_of_several_none_is_taken(tmp_path):
+    folder = write_gguf(tmp_path / "a", dflash_files.tensors(HIDDEN))
+    (folder / "README.md").write_text("a drafter")
+    assert found_in(folder).is_gguf
+    for other in ("other.gguf", "model-00001-of-00002.safetensors"):
+        (folder / other).write_bytes((folder / "drafter.gguf").read_bytes())
+        assert found_in(folder) is None
+        (folder / other).unlink()
+
+
 def test_a_gguf_file_names_its_sliding_layers(tmp_path):
     folder = write_gguf(tmp_path / "a", dflash_files.tensors(HIDDEN), pattern=[True, False])
     assert model_of(folder).form.windows == (16, None)

@@ -17,6 +17,7 @@ from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "hydra_lm_head.pt")
+ENDINGS = (".safetensors", ".bin", ".pt", ".gguf")
 INDEX = "model.safetensors.index.json"
 PADDING = 4096  # tokens by which the tables of one tokenizer may differ
 # a layer's tensors in files of llama.cpp -> transformers
@@ -182,27 +183,32 @@ class Found(NamedTuple):
 
 
 def found_in(source: Source, is_drafter: Callable[[Iterable[str]], bool]) -> Found | None:
-    """The weight files of a folder, or its only GGUF file; of several files that an index lists
-    only where its tensors are a drafter's. Raises ModelError."""
+    """The weight files of a folder with a config.json, or else a GGUF file beside which there are
+    no other weights; of several files that an index lists only where its tensors are a drafter's.
+    Raises ModelError."""
     files = source.files()
-    stored = [name for name in files if name.endswith(".gguf")]
-    if len(stored) == 1:
-        header = read_gguf(source, stored[0])
-        shapes = {name: tuple(one.shape) for name, one in header.tensors.items()}
-        return Found(source, (stored[0],), shapes, header)
-    if stored or "config.json" not in files:
+    if chosen := _weight_files(source, is_drafter):
+        shapes = {}
+        for file in chosen:
+            shapes |= {name: entry.shape for name, entry in read_header(source, file).items()}
+        return Found(source, chosen, shapes)
+    stored = [name for name in files if name.endswith(ENDINGS)]
+    if len(stored) != 1 or not stored[0].endswith(".gguf"):
         return None
-    chosen = [name for name in WEIGHTS if name in files][:1]
-    if not chosen and INDEX in files:
-        table = read_json(source, INDEX).get("weight_map")
-        named = table if isinstance(table, dict) and is_drafter(table) else {}
-        chosen = sorted({file for file in named.values() if file in files})
-    if not chosen:
-        return None
-    shapes = {}
-    for file in chosen:
-        shapes |= {name: entry.shape for name, entry in read_header(source, file).items()}
-    return Found(source, tuple(chosen), shapes)
+    header = read_gguf(source, stored[0])
+    shapes = {name: tuple(one.shape) for name, one in header.tensors.items()}
+    return Found(source, (stored[0],), shapes, header)
+
+
+def _weight_files(source: Source, is_drafter: Callable[[Iterable[str]], bool]) -> tuple[str, ...]:
+    files = source.files()
+    if "config.json" not in files:
+        return ()
+    if chosen := [name for name in WEIGHTS if name in files][:1]:
+        return tuple(chosen)
+    table = read_json(source, INDEX).get("weight_map") if INDEX in files else None
+    named = table if isinstance(table, dict) and is_drafter(table) else {}
+    return tuple(sorted({file for file in named.values() if file in files}))
 
 
 def of_gguf(name: str, outside: Mapping[str, str], inside: Mapping[str, str] = GGUF_LAYER) -> str:
