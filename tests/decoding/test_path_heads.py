@@ -37,11 +37,11 @@ def written(folder, kind, extra=None, file="model.safetensors", **changes):
     return write(folder, tensors | (extra or {}), settings, file)
 
 
-def model_of(folder, kind):
+def model_of(folder, kind, tokens=VOCABULARY):
     read = read_hydra if kind.startswith("Hydra") else read_mlp
     lent = Lent(reference_path_heads.table(), None, reference_path_heads.layer())
     found = drafter_in(LocalFolder(folder))
-    return read(found, lent, Sizes(HIDDEN, 2, VOCABULARY), CPU, torch.float32)
+    return read(found, lent, Sizes(HIDDEN, 2, tokens), CPU, torch.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,6 +100,16 @@ def test_children_depend_on_all_nodes_above_them(kind, tmp_path):
     assert found.shares[deep] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["Hydra", "MLP"])
+@pytest.mark.parametrize("tokens", [VOCABULARY - 8, VOCABULARY + 8])
+def test_a_backbone_with_other_padding_is_drafted_for(kind, tokens, tmp_path):
+    model = model_of(written(tmp_path, kind), kind, tokens)
+    drafter = PathHeads(model, CONTEXT, tokens)
+    drafter.observe(Features([tokens - 1], torch.randn(1, HIDDEN)))
+    found = drafter.draft(tokens - 1, 3, Allowance(30, WHOLE))
+    assert len(found.tree) > 8 and max(found.tokens[1:]) < min(tokens, VOCABULARY)
+
+
 def test_a_repeated_block_is_in_memory_once_and_tied_heads_may_be_missing(tmp_path):
     folder = written(tmp_path / "a", "Hydra", file="hydra_lm_head.pt")  # as its authors name it
     model = model_of(folder, "Hydra")
@@ -149,3 +159,5 @@ def test_it_is_told_what_it_is_and_needs(kind, label, tmp_path):
     assert label in report and "whose states have 32 numbers and which has 48 tokens" in report
     with pytest.raises(ModelError, match="and the backbone has 64 and 48: give the backbone"):
         drafter_in(LocalFolder(folder)).refuse_other(Sizes(64, 2, VOCABULARY))
+    with pytest.raises(ModelError, match="and the backbone has 32 and 32,000: give the backbone"):
+        drafter_in(LocalFolder(folder)).refuse_other(Sizes(32, 2, 32_000))

@@ -139,6 +139,31 @@ class DrafterFile:
         return f"{words}, and {gb(kept)} for 1,000 tokens of the text" if kept else words
 
 
+class PathHeadsFile(DrafterFile):
+    """Heads that read the path before them: Hydra's, or an MLP speculator's."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of a state, and tokens."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> str:
+        """See DrafterFile."""
+        width, tokens = self.sizes
+        return f"whose states have {width} numbers and which has {tokens:,} tokens"
+
+    def refuse_other(self, backbone: Sizes) -> None:
+        """See DrafterFile. The padding of the vocabulary may differ."""
+        width, tokens = self.sizes
+        if width != backbone.hidden or abs(tokens - backbone.vocabulary) > PADDING:
+            raise ModelError(
+                f"{self.path} is for states of {width} numbers and {tokens:,} tokens, and the "
+                f"backbone has {backbone.hidden} and {backbone.vocabulary:,}: give the backbone "
+                "that it was trained on"
+            )
+
+
 class Found(NamedTuple):
     """The files of a source that may hold a drafter. shapes: tensor -> shape, as they are named
     there; header: of a GGUF file."""
@@ -291,15 +316,4 @@ def refuse_taps(path: Path, taps: tuple[int, ...], count: int, layers: int) -> N
         raise ModelError(
             f"{path} reads the layers {list(taps)} and {count} states, and the backbone has "
             f"{layers} layers: give the backbone that it was trained on"
-        )
-
-
-def refuse_sizes(path: Path, own: tuple[int, int], backbone: Sizes) -> None:
-    """Raises ModelError for a backbone with states of another width or another vocabulary than
-    `own`."""
-    theirs = backbone.hidden, backbone.vocabulary
-    if own != theirs:
-        raise ModelError(
-            f"{path} is for states of {own[0]} numbers and {own[1]:,} tokens, and the backbone "
-            f"has {theirs[0]} and {theirs[1]:,}: give the backbone that it was trained on"
         )

@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from medusa_chat.checkpoints.layouts.drafter_file import (
-    DrafterFile,
     Found,
-    Sizes,
+    PathHeadsFile,
     known,
     refuse_shapes,
-    refuse_sizes,
 )
 from medusa_chat.errors import ModelError
 
@@ -28,7 +26,7 @@ FIRST = re.compile(r"^hydra_mlp\.(\d+)\.(\d+)\.res_connection\.weight$")
 
 
 @dataclass(frozen=True)
-class HydraFile(DrafterFile):
+class HydraFile(PathHeadsFile):
     """Heads of Hydra, with a layer before them in Hydra++."""
 
     @property
@@ -43,7 +41,7 @@ class HydraFile(DrafterFile):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Numbers of a state, and tokens."""
+        """See PathHeadsFile."""
         rows, width = self.shapes["hydra_lm_head.0.weight"]
         return width, rows
 
@@ -52,16 +50,6 @@ class HydraFile(DrafterFile):
         """See DrafterFile."""
         before = " behind a decoder layer" if self.label == "Hydra++" else ""
         return f"{self.heads} heads of width {self.sizes[0]}{before}, each reads the path before it"
-
-    @property
-    def needs(self) -> str:
-        """See DrafterFile."""
-        width, tokens = self.sizes
-        return f"whose states have {width} numbers and which has {tokens:,} tokens"
-
-    def refuse_other(self, backbone: Sizes) -> None:
-        """See DrafterFile."""
-        refuse_sizes(self.path, self.sizes, backbone)
 
 
 def is_hydra(names: Iterable[str]) -> bool:

@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from medusa_chat.checkpoints.layouts.drafter_file import (
-    DrafterFile,
     Found,
-    Sizes,
+    PathHeadsFile,
     known,
     refuse_shapes,
-    refuse_sizes,
 )
 from medusa_chat.errors import ModelError
 
@@ -20,7 +18,7 @@ UNREAD = re.compile(r"^$")
 
 
 @dataclass(frozen=True)
-class MlpFile(DrafterFile):
+class MlpFile(PathHeadsFile):
     """An MLP speculator. Heads that are tied may be in the file once."""
 
     @property
@@ -54,7 +52,7 @@ class MlpFile(DrafterFile):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Numbers of a state, and tokens."""
+        """See PathHeadsFile."""
         return self.shapes["proj.0.weight"][1], self.shapes["head.0.weight"][0]
 
     @property
@@ -62,16 +60,6 @@ class MlpFile(DrafterFile):
         """See DrafterFile."""
         width = self.shapes["proj.0.weight"][0]
         return f"{self.heads} heads of width {width}, each reads the path before it"
-
-    @property
-    def needs(self) -> str:
-        """See DrafterFile."""
-        width, tokens = self.sizes
-        return f"whose states have {width} numbers and which has {tokens:,} tokens"
-
-    def refuse_other(self, backbone: Sizes) -> None:
-        """See DrafterFile."""
-        refuse_sizes(self.path, self.sizes, backbone)
 
 
 def is_mlp(names: Iterable[str]) -> bool:
