@@ -138,7 +138,7 @@ def test_a_repeated_block_is_in_memory_once_and_tied_heads_may_be_missing(tmp_pa
         ("Hydra++", {"prefix_embeding_layer.norm.weight": torch.zeros(3)}, {}, "is (3,), (32,)"),
         ("MLP", {"speculator.proj.0.weight": torch.zeros(24)}, {}, "is (24,), (n, n) was"),
         ("MLP", {"speculator.head.0.weight": torch.zeros(24)}, {}, "is (24,), (n, n) was"),
-        ("MLP", {"speculator.cell.0.weight": torch.zeros(2)}, {}, "unexpected tensor"),
+        ("MLP", {"speculator.cell.0.weight": torch.zeros(2)}, {}, "is not an MLP speculator that"),
         ("MLP", {}, {"n_predict": None}, "has n_predict None"),
         ("MLP", {"speculator.proj.1.weight": torch.zeros(24, 32)}, {}, "was expected"),
         ("MLP", {"speculator.ln.0.bias": torch.full((24,), torch.nan)}, {}, "NaN"),
@@ -151,12 +151,17 @@ def test_what_does_not_fit_is_refused_in_a_line(kind, extra, changes, said, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "label"), [("Hydra++", "Hydra++, 3 heads"), ("MLP", "MLP speculator, 3 heads")]
+    ("kind", "label", "noun"),
+    [
+        ("Hydra++", "Hydra++, 3 heads", "a Hydra++ drafter"),
+        ("MLP", "MLP speculator, 3 heads", "an MLP speculator"),
+    ],
 )
-def test_it_is_told_what_it_is_and_needs(kind, label, tmp_path):
+def test_it_is_told_what_it_is_and_needs(kind, label, noun, tmp_path):
     folder = written(tmp_path, kind)
     report = "\n".join(inspect(str(folder)).lines())
     assert label in report and "whose states have 32 numbers and which has 48 tokens" in report
+    assert drafter_in(LocalFolder(folder)).noun == noun
     with pytest.raises(ModelError, match="and the backbone has 64 and 48: give the backbone"):
         drafter_in(LocalFolder(folder)).refuse_other(Sizes(64, 2, VOCABULARY))
     with pytest.raises(ModelError, match="and the backbone has 32 and 32,000: give the backbone"):

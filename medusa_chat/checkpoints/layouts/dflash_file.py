@@ -239,7 +239,7 @@ def _made(found: Found, names: Mapping[str, str], config: Mapping[str, Any]) -> 
             f"{where} is a DFlash drafter with a mask of its own ({OWN_MASK}), which cannot be "
             "used yet: take another"
         )
-    kept = known(found, names, KNOWN, UNREAD, "a DFlash")
+    kept = known(found, names, KNOWN, UNREAD, "a DFlash drafter")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     for name in ("fc.weight", "hidden_norm.weight", "norm.weight"):
         if name not in shapes:

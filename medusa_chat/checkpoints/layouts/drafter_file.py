@@ -5,6 +5,7 @@ them to its own names for them, and refuses what it has no place for.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from medusa_chat.units import gb
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "hydra_lm_head.pt")
 ENDINGS = (".safetensors", ".bin", ".pt", ".gguf")
 INDEX = "model.safetensors.index.json"
+VOWELS = "AEFHILMNORSX"  # letters whose names begin with one: "an MLP speculator"
 PADDING = 4096  # tokens by which the tables of one tokenizer may differ
 # a layer's tensors in files of llama.cpp -> transformers
 GGUF_LAYER = {
@@ -45,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DrafterFile:
+class DrafterFile(ABC):
     """A drafter before any values are read. paths: its weight files; names: canonical name -> name
     in the files; shapes: by canonical name; config: of its layers, with what it says of its form;
     is_gguf: whether it is a file of llama.cpp's, whose `d2t` holds ids."""
@@ -63,16 +65,15 @@ class DrafterFile:
         return self.paths[0]
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """The name of its kind in words."""
-        raise NotImplementedError
 
     @property
     def article(self) -> str:
         """The name with its article."""
-        return (
-            f"{'an' if self.label[0] in 'AEHIO' and self.label[1].isupper() else 'a'} {self.label}"
-        )
+        is_an = self.label[0] in VOWELS and self.label[1].isupper()
+        return f"{'an' if is_an else 'a'} {self.label}"
 
     @property
     def noun(self) -> str:
@@ -80,9 +81,9 @@ class DrafterFile:
         return self.article if self.label.endswith("speculator") else f"{self.article} drafter"
 
     @property
+    @abstractmethod
     def shape_words(self) -> str:
         """How large it is, and what it reads."""
-        raise NotImplementedError
 
     @property
     def words(self) -> str:
@@ -90,9 +91,9 @@ class DrafterFile:
         return f"{self.label}, {self.shape_words} ({gb(self.bytes)})"
 
     @property
+    @abstractmethod
     def needs(self) -> str:
         """What its backbone must have, for a report."""
-        raise NotImplementedError
 
     @property
     def use(self) -> str:
@@ -102,10 +103,10 @@ class DrafterFile:
             f"{self.needs}, with this as --draft"
         )
 
+    @abstractmethod
     def refuse_other(self, backbone: Sizes) -> None:
         """Raises ModelError where the backbone is not the one that it was trained on, as far as
         the shapes and the config tell."""
-        raise NotImplementedError
 
     def refuse_tokens(self, backbone: Sizes) -> None:
         """Raises ModelError for a backbone with another vocabulary, whose padding may differ."""
@@ -143,9 +144,9 @@ class PathHeadsFile(DrafterFile):
     """Heads that read the path before them: Hydra's, or an MLP speculator's."""
 
     @property
+    @abstractmethod
     def sizes(self) -> tuple[int, int]:
         """Numbers of a state, and tokens."""
-        raise NotImplementedError
 
     @property
     def needs(self) -> str:
@@ -268,14 +269,14 @@ def known(
     unread: re.Pattern[str],
     what: str,
 ) -> dict[str, str]:
-    """The names that are read. what: the kind, with its article. Raises ModelError for a tensor
-    that has no place there."""
+    """The names that are read. what: what the file should be, with its article. Raises ModelError
+    for a tensor that has no place there."""
     kept = {name: inside for name, inside in names.items() if not unread.match(name)}
     odd = next((name for name in kept if not read.match(name)), None)
     if odd is not None:
         raise ModelError(
-            f"{found.paths[0]} holds the unexpected tensor {odd[:80]!r}: it is not {what} drafter "
-            "that medusa-chat knows"
+            f"{found.paths[0]} holds the unexpected tensor {odd[:80]!r}: it is not {what} that "
+            "medusa-chat knows"
         )
     return kept
 

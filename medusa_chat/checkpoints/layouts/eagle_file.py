@@ -161,7 +161,7 @@ def _made(found: Found, names: Mapping[str, str], config: Mapping[str, Any]) -> 
             raise ModelError(
                 f"{found.paths[0]} is a {kind} drafter, which cannot be used yet: take EAGLE-3"
             )
-    kept = known(found, names, KNOWN, UNREAD, "an EAGLE")
+    kept = known(found, names, KNOWN, UNREAD, "an EAGLE drafter")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     refuse_shapes(found.paths[0], shapes, {"fc.weight": (None, None)})
     width = shapes["fc.weight"][0]

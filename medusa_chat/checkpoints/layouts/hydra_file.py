@@ -63,7 +63,7 @@ def hydra_of(found: Found) -> HydraFile | None:
     if found.header is not None or not is_hydra(found.shapes):
         return None
     config, where = found.config, found.paths[0]
-    kept = known(found, found.named(_canonical), KNOWN, UNREAD, "a Hydra")
+    kept = known(found, found.named(_canonical), KNOWN, UNREAD, "a Hydra drafter")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     made = HydraFile(found.paths, kept, shapes, config, found.bytes)
     if config.get("hidden_state_offset") or not any(map(FIRST.match, kept)):

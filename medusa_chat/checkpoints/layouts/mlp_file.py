@@ -73,7 +73,7 @@ def mlp_of(found: Found) -> MlpFile | None:
     if found.header is not None or not is_mlp(found.shapes):
         return None
     names = found.named(lambda name: name.removeprefix(PREFIX))
-    kept = known(found, names, KNOWN, UNREAD, "an MLP speculator, or no")
+    kept = known(found, names, KNOWN, UNREAD, "an MLP speculator")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     made = MlpFile(found.paths, kept, shapes, found.config, found.bytes)
     for part in ("emb", "proj", "ln", "ln bias", "head"):
