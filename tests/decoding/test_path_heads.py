@@ -114,6 +114,11 @@ def test_a_repeated_block_is_in_memory_once_and_tied_heads_may_be_missing(tmp_pa
     folder = written(tmp_path / "a", "Hydra", file="hydra_lm_head.pt")  # as its authors name it
     model = model_of(folder, "Hydra")
     assert len(model.heads[0].blocks) == 1
+    tensors = path_head_files.hydra(HIDDEN, VOCABULARY, layers=3)
+    tensors["hydra_mlp.0.2.linear.bias"] += 1
+    settings = path_head_files.hydra_config()
+    other, repeated, _ = model_of(write(tmp_path / "d", tensors, settings), "Hydra").heads
+    assert other.blocks[0] is not other.blocks[1] and repeated.blocks[0] is repeated.blocks[1]
     tied = {
         name: tensor
         for name, tensor in path_head_files.mlp(HIDDEN, VOCABULARY).items()
