@@ -8,6 +8,7 @@ from medusa_chat.checkpoints.layouts.dflash_file import DFlashFile
 from medusa_chat.checkpoints.layouts.drafter_file import Sizes
 from medusa_chat.decoding.drafters.dflash_model import DFlashForm, DFlashModel, Markov
 from medusa_chat.decoding.drafters.own_layers import Lent
+from medusa_chat.errors import ModelError
 
 
 def form_of(found: DFlashFile, layers: int) -> DFlashForm:
@@ -35,6 +36,11 @@ def read_dflash(
     eps, markov = decoder.config.rms_norm_eps, None
     if "markov_head.markov_w1.weight" in tensors:
         before, after = (tensors[f"markov_head.markov_w{place}.weight"] for place in (1, 2))
+        if len(after) != vocabulary:  # of the backbone's LM head, where it has none of its own
+            raise ModelError(
+                f"{found.path} adds to {len(after):,} tokens what stands before them, and "
+                f"{vocabulary:,} are drafted: give the backbone that it was trained on"
+            )
         markov = Markov(nn.Embedding.from_pretrained(before), linear(after, None))
     return DFlashModel(
         form_of(found, sizes.layers),

@@ -34,10 +34,9 @@ Question: How many legs do three spiders have?
 Answer: A spider has eight legs, so three spiders have 3 * 8 = 24 legs.
 """
 MOST = 192  # tokens of it that are read
-CLEARLY = 0.05  # of the tokens: how much better another reading must be than the file's own
+CLEARLY = 0.05  # of the places: how much better another reading must be than the file's own
+FEW = 3  # places: and at least by so many, which chance gives
 USELESS = 0.05
-
-
 ANCHORS = 24  # places of the text from which a block is drafted
 
 
@@ -60,16 +59,21 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """A form, and how often the drafter's best token was the backbone's: of the next token, and of
-    the one after it."""
+    """A form, and in how many of the places that were tried the drafter's best token was the
+    backbone's: for the next token, and for the one after it, None where that was not tried."""
 
     form: Any
     first: float
-    second: float
+    second: float | None
+    tried: int
 
-    @property
-    def score(self) -> float:
-        return self.first + self.second
+    def gain(self, other: "Reading") -> float:
+        """By how much it agrees more often than another: for the next token alone where one of
+        them was tried no further."""
+        gained = self.first - other.first
+        if self.second is None or other.second is None:
+            return gained
+        return gained + self.second - other.second
 
     @property
     def words(self) -> str:
@@ -79,7 +83,7 @@ class Reading:
         seen = f"reads {read}: its best token was the backbone's in {self.first:.0%} of a text"
         if self.first < USELESS:
             return f"{seen}, so it does not fit this model: its drafts will not pay"
-        return f"{seen}, the one after it in {self.second:.0%}"
+        return seen if self.second is None else f"{seen}, the one after it in {self.second:.0%}"
 
 
 @torch.inference_mode()
@@ -94,11 +98,15 @@ def best_reading(model: Any, backbone: Backbone, tokens: Sequence[int]) -> Readi
     for form in forms:
         model.form = form
         found.append(tried(model, along))
-    own = found[0]
-    chosen = max(found, key=lambda one: one.score)
-    chosen = chosen if chosen.score > own.score + CLEARLY else own
+    chosen = clearly_best(found)
     model.form = chosen.form
     return chosen
+
+
+def clearly_best(found: Sequence[Reading]) -> Reading:
+    """The best of some readings; the first, the file's own, unless that is clearly better."""
+    own, best = found[0], max(found, key=lambda one: one.gain(found[0]))
+    return best if best.gain(own) > max(CLEARLY, FEW / own.tried) else own
 
 
 def _along(backbone: Backbone, tokens: Sequence[int], places: Sequence[int]) -> Along:
@@ -146,7 +154,7 @@ def _eagle_tried(model: EagleModel, along: Along) -> Reading:
     out, scores = model(states[:-1], given[1:], places, None, cache)
     first = _agreement(model, scores, along.best[1:])
     _, scores = model(out[:-1], given[2:], places[1:], None, cache)
-    return Reading(model.form, first, _agreement(model, scores, along.best[2:]))
+    return Reading(model.form, first, _agreement(model, scores, along.best[2:]), count)
 
 
 def dflash_forms(form: DFlashForm, layers: int) -> Iterator[DFlashForm]:
@@ -159,7 +167,8 @@ def dflash_forms(form: DFlashForm, layers: int) -> Iterator[DFlashForm]:
 
 def _dflash_tried(model: DFlashModel, along: Along) -> Reading:
     """A block behind each of some places of the text, all in one pass: its first token should be
-    what the backbone has there, and its second what it has next where the first is the text's."""
+    what the backbone has there, and its second what it has next where the first is the text's;
+    both are counted in all places."""
     form, device, count = model.form, model.device, len(along.tokens)
     taps = along.kept(form.taps)
     assert taps is not None
@@ -179,11 +188,12 @@ def _dflash_tried(model: DFlashModel, along: Along) -> Reading:
     first = _agreement(model, scores, wanted)
     right = (along.tokens.to(device)[roots + 1] == wanted).nonzero().flatten()
     if form.deepest < 2 or not len(right):
-        return Reading(form, first, 0.0)
+        return Reading(form, first, None, len(roots))
     scores = model.scores(rows[right, 1])
     if model.markov is not None:
         scores = scores + model.markov(wanted[right])
-    return Reading(form, first, _agreement(model, scores, best[roots[right] + 1]))
+    second = _agreement(model, scores, best[roots[right] + 1]) * len(right) / len(roots)
+    return Reading(form, first, second, len(roots))
 
 
 def _one_form(form: object, layers: int) -> Iterator[object]:
@@ -198,9 +208,9 @@ def _heads_tried(model: HydraModel | SpeculatorModel, along: Along) -> Reading:
     states, scores = model.step(0, states[:-1], given[1:])
     first = _agreement(model, scores, along.best[1:])
     if model.deepest < 2:
-        return Reading(model.form, first, 0.0)
+        return Reading(model.form, first, None, count - 1)
     _, scores = model.step(1, states[:-1], given[2:])
-    return Reading(model.form, first, _agreement(model, scores, along.best[2:]))
+    return Reading(model.form, first, _agreement(model, scores, along.best[2:]), count - 1)
 
 
 def _apart(model: DFlashModel, roots: Tensor, count: int) -> list[Tensor]:

@@ -65,10 +65,13 @@ def _of_files(found: DrafterFile) -> dict[str, Tensor]:
 
 def _of_gguf(found: DrafterFile, family: str) -> dict[str, Tensor]:
     header = read_gguf(LocalFolder(found.path.parent, only=found.path.name), found.path.name)
-    heads = (
-        int(found.config["num_attention_heads"]),
-        int(found.config.get("num_key_value_heads", found.config["num_attention_heads"])),
-    )
+    count = found.config.get("num_attention_heads")
+    heads = count, found.config.get("num_key_value_heads", count)
+    if not all(type(one) is int and one > 0 for one in heads):
+        raise ModelError(
+            f"{found.path}: its attention.head_count is {str(heads[0])[:40]} and its "
+            f"head_count_kv {str(heads[1])[:40]}, where numbers were expected: download it again"
+        )
     inside = {inner: inner for inner in found.names.values()}
     weights = GgufWeights(found.path, header, inside, family, heads)
     tensors = {name: weights.floats(inner, torch.float32) for name, inner in found.names.items()}
@@ -120,12 +123,15 @@ def decoder_of(
                 raise ModelError(f"{found.path} lacks layers.{name}.weight: download it again")
         elif isinstance(module, nn.Linear):
             expected = (module.out_features, module.in_features * (2 if is_wide(name) else 1))
-            _refuse_shape(found, name, weight, expected)
-            own = linear(weight, tensors.get(f"layers.{name}.bias"))
+            _refuse_shape(found, f"{name}.weight", weight, expected)
+            bias = tensors.get(f"layers.{name}.bias")
+            if bias is not None:
+                _refuse_shape(found, f"{name}.bias", bias, (module.out_features,))
+            own = linear(weight, bias)
             parent, _, last = name.rpartition(".")
             setattr(decoder.layers.get_submodule(parent), last, own)
         else:
-            _refuse_shape(found, name, weight, tuple(module.weight.shape))
+            _refuse_shape(found, f"{name}.weight", weight, tuple(module.weight.shape))
             module.weight = nn.Parameter(weight, requires_grad=False)
     decoder.rotary_emb = type(decoder.rotary_emb)(config).to(device)
     return decoder
@@ -134,7 +140,7 @@ def decoder_of(
 def _refuse_shape(found: DrafterFile, name: str, weight: Tensor, expected: tuple[int, ...]) -> None:
     if weight.shape != expected:
         raise ModelError(
-            f"{found.path}: layers.{name}.weight is {tuple(weight.shape)}, {expected} was "
+            f"{found.path}: layers.{name} is {tuple(weight.shape)}, {expected} was "
             "expected by its config: download it again"
         )
 

@@ -54,10 +54,15 @@ def _hydra_head(
                 f"{found.path}: {name}.weight is {tuple(weight.shape)}, {(outs, ins)} was "
                 "expected: download it again"
             )
+        if bias.shape != (outs,):
+            raise ModelError(
+                f"{found.path}: {name}.bias is {tuple(bias.shape)}, {(outs,)} was expected: "
+                "download it again"
+            )
         return linear(weight, bias)
 
     blocks = [made(f"{prefix}{place}.linear", hidden, hidden) for place in others]
-    if blocks and all(torch.equal(blocks[0].weight, one.weight) for one in blocks):
+    if all(_is_same(blocks[0], block) for block in blocks[1:]):
         blocks = blocks[:1] * len(blocks)  # one block that is repeated, in the file several times
     read = (number + 2) * hidden
     return HydraHead(
@@ -66,6 +71,10 @@ def _hydra_head(
         blocks,
         made(f"hydra_lm_head.{number}", hidden, found.sizes[1]),
     )
+
+
+def _is_same(one: nn.Linear, other: nn.Linear) -> bool:
+    return torch.equal(one.weight, other.weight) and torch.equal(one.bias, other.bias)
 
 
 def read_mlp(

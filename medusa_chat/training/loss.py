@@ -128,7 +128,7 @@ def keep_inputs(inputs: HeadInputs, file: Path) -> None:
         partial.unlink(missing_ok=True)
         raise MedusaChatError(
             f"cannot write the hidden states to {file.parent} ({first_line(error)}): free some "
-            "disk space and continue with --resume"
+            "disk space and start again, with --resume if the training had begun"
         ) from error
 
 

@@ -29,7 +29,7 @@ from medusa_chat.training.loss import shortlist
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import TrainRequest
 from medusa_chat.training.setup import Plan, TrainingSetup, plan, prepare_setup, resolved
-from medusa_chat.training.trainer import adapter_tensors, new_heads, train_heads
+from medusa_chat.training.trainer import INPUTS, adapter_tensors, new_heads, train_heads
 from medusa_chat.trees.calibration import Calibration
 
 REQUEST = "request.json"
@@ -99,7 +99,8 @@ def _train(
         setup.notes.append("hidden states are not cached: several processes stream the data")
     tokens = shortlist((example.labels for example in examples), setup.vocabulary)
     short = setup.short_vocabulary(recipe, tokens)
-    yield plan(request, recipe, setup, heads, examples, held_out)
+    has_inputs = (folder / INPUTS).exists()
+    yield plan(request, recipe, setup, heads, examples, held_out, group, has_inputs)
     if recipe.method == "medusa-1" or recipe.stages == 2:
         yield Stage("heads alone")
         file = folder / "heads.pt"
@@ -142,7 +143,8 @@ def _advice(request: TrainRequest) -> Iterator[None]:
         if error.errno != errno.ENOSPC:
             raise
         raise MedusaChatError(
-            f"the disk of {request.output} is full: free some space, then add --resume"
+            f"the disk of {request.output} is full: free some space and start again, with "
+            "--resume if the training had begun"
         ) from error
 
 

@@ -27,7 +27,7 @@ from medusa_chat.training.events import Stage
 from medusa_chat.training.examples import Example, group_by_length
 from medusa_chat.training.joint import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE, ShortVocabulary
-from medusa_chat.training.process_group import ProcessGroup
+from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.units import gb
 
@@ -228,17 +228,20 @@ def plan(
     heads: MedusaHeads,
     examples: Sequence[Example],
     held_out: Sequence[Example],
+    group: ProcessGroup = ALONE,
+    has_inputs: bool = False,
 ) -> Plan:
-    """The plan of a training by a resolved recipe. Raises UsageError where the disk has too little
-    space."""
+    """The plan of a training by a resolved recipe. has_inputs: whether its hidden states are on
+    the disk from before. Raises UsageError where the disk has too little space."""
     model = setup.model
     is_joint = recipe.method == "medusa-2"
     is_one = list(examples) == list(held_out)  # a single conversation is in both
     every = examples if is_one else (*examples, *held_out)
     adapter = adapter_size(model, recipe.lora_rank) if is_joint else 0
     width = setup.config.get_text_config().hidden_size * model.dtype.itemsize
-    cached = _labels(examples) * width if recipe.cache else 0
-    needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged") + cached
+    cached = _labels(examples) * width if recipe.cache and group.size == 1 else 0
+    needed = disk_bytes(model, heads, adapter, is_joint and recipe.output == "merged")
+    needed += 0 if has_inputs else cached
     return Plan(
         backbone=request.backbone,
         method=recipe.method,

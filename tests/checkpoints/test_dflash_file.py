@@ -19,6 +19,7 @@ from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadRequest
 
 TAPS = (2, 4)
+W1, W2 = (f"markov_head.markov_w{place}.weight" for place in (1, 2))
 
 
 def found_in(folder):
@@ -31,7 +32,7 @@ def model_of(folder):
     return read_dflash(found_in(folder), lent, Sizes(HIDDEN, 6, VOCABULARY), CPU, torch.float32)
 
 
-def write_gguf(folder, tensors):
+def write_gguf(folder, tensors, heads=dflash_files.HEADS, pattern=None):
     """As llama.cpp's converter writes it: rows of heads as they are, places of hidden states."""
     names = {
         "fc": "fc",
@@ -48,7 +49,11 @@ def write_gguf(folder, tensors):
     writer = gguf.GGUFWriter(folder / "drafter.gguf", "dflash")
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(dflash_files.INNER)
-    writer.add_head_count(dflash_files.HEADS)
+    if heads is not None:
+        writer.add_head_count(heads)
+    if pattern is not None:
+        writer.add_sliding_window(16)
+        writer.add_sliding_window_pattern(pattern)
     writer.add_head_count_kv(dflash_files.KEYS)
     writer.add_key_length(dflash_files.HEAD)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -140,6 +145,18 @@ def test_relatives_are_told_apart(tmp_path):
         ({}, {"num_key_value_heads": 1}, "was expected by its config"),
         ({"norm.weight": torch.full((32,), torch.nan)}, {}, "NaN"),
         ({}, {"dflash_config": {"mask_token_id": 999}}, "masks by token 999"),
+        ({"embed_tokens.weight": torch.zeros(40, 32)}, {}, "its own table has 40 tokens"),
+        ({"embed_tokens.weight": torch.zeros(48, 31)}, {}, "embed_tokens.weight is (48, 31), (n, "),
+        ({"lm_head.weight": torch.zeros(48, 31)}, {}, "lm_head.weight is (48, 31), (n, 32) was"),
+        ({"norm.weight": torch.zeros(31)}, {}, "norm.weight is (31,), (32,) was expected"),
+        ({"hidden_norm.weight": torch.zeros(31)}, {}, "hidden_norm.weight is (31,), (32,) was"),
+        ({"fc.weight": torch.zeros(0, 64)}, {}, "fc.weight is (0, 64), (n, n) was expected"),
+        ({"fc.weight": torch.zeros(32)}, {}, "fc.weight is (32,), (n, n) was expected"),
+        ({"layers.0.mlp.up_proj.bias": torch.zeros(3)}, {}, "mlp.up_proj.bias is (3,), (48,) was"),
+        ({W1: torch.zeros(48, 4)}, {}, f"lacks {W2}"),
+        ({W2: torch.zeros(48, 4)}, {}, f"lacks {W1}"),
+        ({W1: torch.zeros(48, 4), W2: torch.zeros(48, 5)}, {}, f"{W2} is (48, 5), (n, 4) was"),
+        ({W1: torch.zeros(48, 4), W2: torch.zeros(47, 4)}, {}, "adds to 47 tokens"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path, extra, changes, said):
@@ -148,6 +165,44 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path, extra, changes, said):
     with pytest.raises(ModelError) as refused:
         model_of(folder)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"heads": None}, "attention.head_count is None and its head_count_kv 2"),
+        ({"heads": [4, 4]}, "attention.head_count is [4, 4]"),
+        ({"pattern": 4}, "sliding_window_pattern is 4, where a list"),
+    ],
+)
+def test_a_gguf_file_with_odd_numbers_is_refused_in_a_line(tmp_path, given, said):
+    folder = write_gguf(tmp_path / "a", dflash_files.tensors(HIDDEN), **given)
+    with pytest.raises(ModelError) as refused:
+        model_of(folder)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_weights_beside_a_config_are_read_before_gguf_files(tmp_path):
+    tensors = dflash_files.tensors(HIDDEN)
+    folder = write(write_gguf(tmp_path / "a", tensors), tensors, dflash_files.config(HIDDEN, TAPS))
+    assert [path.name for path in found_in(folder).paths] == ["model.safetensors"]
+    (folder / "other.gguf").write_bytes((folder / "drafter.gguf").read_bytes())
+    assert [path.name for path in found_in(folder).paths] == ["model.safetensors"]
+
+
+def test_one_gguf_file_is_read_and_of_several_none_is_taken(tmp_path):
+    folder = write_gguf(tmp_path / "a", dflash_files.tensors(HIDDEN))
+    (folder / "README.md").write_text("a drafter")
+    assert found_in(folder).is_gguf
+    for other in ("other.gguf", "model-00001-of-00002.safetensors"):
+        (folder / other).write_bytes((folder / "drafter.gguf").read_bytes())
+        assert found_in(folder) is None
+        (folder / other).unlink()
+
+
+def test_a_gguf_file_names_its_sliding_layers(tmp_path):
+    folder = write_gguf(tmp_path / "a", dflash_files.tensors(HIDDEN), pattern=[True, False])
+    assert model_of(folder).form.windows == (16, None)
 
 
 def test_the_backbone_of_another_width_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from support.followers import write
 
 from medusa_chat.checkpoints import drafter_reading
 from medusa_chat.checkpoints.dflash_weights import read_dflash
-from medusa_chat.checkpoints.drafter_reading import best_reading
+from medusa_chat.checkpoints.drafter_reading import Along, Reading, best_reading, clearly_best
 from medusa_chat.checkpoints.eagle_weights import read_eagle
 from medusa_chat.checkpoints.layouts.drafter_file import Sizes
 from medusa_chat.checkpoints.layouts.drafters import drafter_in
@@ -115,3 +115,68 @@ def test_a_block_is_read_as_it_was_trained(tmp_path, changes):
     made, backbone = taught_blocks(tmp_path, **changes)
     expected = replace(made.form, **changes)
     assert best_reading(made, backbone, TEXT).form == expected == made.form
+
+
+@pytest.mark.parametrize(
+    ("tried", "gained", "is_clear"),
+    [(190, 8, False), (190, 12, True), (24, 2, False), (24, 5, True)],
+)
+def test_another_reading_must_be_clearly_better_than_chance(tried, gained, is_clear):
+    own, other = Reading("own", 10 / tried, 0.0, tried), Reading("other", 10 / tried, 0.0, tried)
+    other = replace(other, second=gained / tried)
+    assert clearly_best([own, other]) is (other if is_clear else own)
+
+
+def test_what_one_reading_does_not_draft_is_not_compared():
+    own, other = Reading("own", 0.5, None, 24), Reading("other", 0.4, 0.4, 24)
+    assert clearly_best([own, other]) is own
+    assert "the one after it" not in own.words and "the one after it in 40%" in other.words
+
+
+FORMS = [{}, {"is_causal": (True, False)}, {"windows": (2, None)}, {"reads_root": True}]
+
+
+@pytest.mark.parametrize("changes", FORMS, ids=str)
+def test_the_joint_pass_of_some_blocks_is_the_pass_of_each(tmp_path, changes):
+    made = blocks(tmp_path, **changes)
+    form, count, tokens = made.form, 5, torch.tensor([3, 9, 17, 30, 8])
+    torch.manual_seed(7)
+    taps = torch.randn(count, 2, HIDDEN)
+    best = torch.tensor([0, 17, 30, 11, 40])  # after the roots 1 and 2 it is the text's
+    alone, hits = [], []
+    with torch.inference_mode():
+        for root in (1, 2, 3):
+            cache = made.cache(count + form.block)
+            made.read(taps[:root], cache)
+            rows = made(int(tokens[root]), cache)
+            alone.append(rows)
+            drafted = rows[form.block - form.deepest :]
+            first, second = made.scores(drafted[:2]) + made.markov(
+                torch.stack([tokens[root], best[root]])
+            )
+            if root == 2:
+                best[root + 1] = second.argmax()
+            is_text = best[root] == tokens[root + 1]
+            hits.append(
+                (first.argmax() == best[root], is_text and second.argmax() == best[root + 1])
+            )
+        joint = []
+        made.norm.register_forward_hook(lambda _m, _g, out: joint.append(out))
+        found = drafter_reading._dflash_tried(made, Along(tokens, taps[:, 0], taps, best, (2, 4)))
+    assert sum(int(hit) for _, hit in hits) in (1, 2)
+    assert torch.allclose(joint[0], torch.cat(alone), atol=1e-5)
+    first, second = (sum(map(int, column)) / 3 for column in zip(*hits, strict=True))
+    assert (found.first, found.second) == pytest.approx((first, second)) and found.tried == 3
+
+
+def blocks(folder, **changes):
+    """A random DFlash drafter of this form, with a term for neighbours."""
+    tensors = dflash_files.tensors(HIDDEN) | dflash_files.markov(VOCABULARY)
+    tensors |= {"lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
+    settings = dflash_files.config(HIDDEN, taps=(2, 4), sample_from_anchor=False)
+    found = drafter_in(LocalFolder(write(folder / "drafter", tensors, settings)))
+    torch.manual_seed(1)
+    lent = Lent(torch.nn.Embedding(VOCABULARY, HIDDEN), None)
+    made = read_dflash(found, lent, Sizes(HIDDEN, 6, VOCABULARY), CPU, torch.float32)
+    made.form = replace(made.form, **changes)
+    return made

@@ -225,6 +225,9 @@ def test_eagle_1_has_the_embedding_before_the_state_and_no_last_norm(tmp_path, h
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4]}, "and 3 states"),
         ({}, {"num_key_value_heads": 4}, "(48, 96) was expected"),
         ({"norm.weight": torch.full((48,), torch.nan)}, {}, "NaN"),
+        ({"fc.weight": torch.zeros(48)}, {}, "fc.weight is (48,), (n, n) was expected"),
+        ({"norm.weight": torch.zeros(47)}, {}, "norm.weight is (47,), (48,) was expected"),
+        ({"lm_head.weight": torch.zeros(48, 47)}, {}, "lm_head.weight is (48, 47), (n, 48) was"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path, extra, changes, said):

@@ -17,6 +17,7 @@ from medusa_chat.decoding.budget import WHOLE, Allowance
 from medusa_chat.decoding.drafters.dflash import DFlash
 from medusa_chat.decoding.drafters.drafter import Features
 from medusa_chat.decoding.drafters.own_layers import Lent
+from medusa_chat.decoding.layer_forms import embedding_scale
 
 BLOCK = dflash_files.BLOCK
 REFERENCE = Path(reference_dflash.__file__).with_suffix(".json")
@@ -44,6 +45,26 @@ def test_two_blocks_are_those_of_the_reference(tmp_path):
         tokens = at * BLOCK + torch.arange(BLOCK)
         out = model.filled(tokens, places, model.masks(places, cache.length), cache)
         assert torch.allclose(out[:, :4], torch.tensor(expected[at]), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "granite"])
+def test_the_backbone_s_embeddings_have_its_family_s_scale(family, tmp_path):
+    folder = write(
+        tmp_path, dflash_files.tensors(HIDDEN, taps=1), dflash_files.config(HIDDEN, (1,))
+    )
+    backbone = tiny(family)
+    made = followed(backbone, folder, read_dflash, DFlash).follower.model
+    decoder, tokens = backbone.get_decoder(), torch.tensor([3, 9])
+    rows = decoder.embed_tokens.weight[tokens] * embedding_scale(decoder)
+    assert embedding_scale(decoder) != 1 or family == "llama"
+    assert torch.allclose(made._embedded(tokens), rows, atol=1e-6)
+
+
+def test_padding_beyond_its_own_table_reads_its_last_row(tmp_path):
+    model = model_of(tmp_path, {"embed_tokens.weight": torch.randn(48, HIDDEN)})
+    cache = model.cache(32)
+    model.read(torch.randn(3, 2, HIDDEN), cache)
+    assert torch.equal(model(60, cache), model(47, cache))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -37,11 +37,11 @@ def written(folder, kind, extra=None, file="model.safetensors", **changes):
     return write(folder, tensors | (extra or {}), settings, file)
 
 
-def model_of(folder, kind):
+def model_of(folder, kind, tokens=VOCABULARY):
     read = read_hydra if kind.startswith("Hydra") else read_mlp
     lent = Lent(reference_path_heads.table(), None, reference_path_heads.layer())
     found = drafter_in(LocalFolder(folder))
-    return read(found, lent, Sizes(HIDDEN, 2, VOCABULARY), CPU, torch.float32)
+    return read(found, lent, Sizes(HIDDEN, 2, tokens), CPU, torch.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,10 +100,25 @@ def test_children_depend_on_all_nodes_above_them(kind, tmp_path):
     assert found.shares[deep] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["Hydra", "MLP"])
+@pytest.mark.parametrize("tokens", [VOCABULARY - 8, VOCABULARY + 8])
+def test_a_backbone_with_other_padding_is_drafted_for(kind, tokens, tmp_path):
+    model = model_of(written(tmp_path, kind), kind, tokens)
+    drafter = PathHeads(model, CONTEXT, tokens)
+    drafter.observe(Features([tokens - 1], torch.randn(1, HIDDEN)))
+    found = drafter.draft(tokens - 1, 3, Allowance(30, WHOLE))
+    assert len(found.tree) > 8 and max(found.tokens[1:]) < min(tokens, VOCABULARY)
+
+
 def test_a_repeated_block_is_in_memory_once_and_tied_heads_may_be_missing(tmp_path):
     folder = written(tmp_path / "a", "Hydra", file="hydra_lm_head.pt")  # as its authors name it
     model = model_of(folder, "Hydra")
     assert len(model.heads[0].blocks) == 1
+    tensors = path_head_files.hydra(HIDDEN, VOCABULARY, layers=3)
+    tensors["hydra_mlp.0.2.linear.bias"] += 1
+    settings = path_head_files.hydra_config()
+    other, repeated, _ = model_of(write(tmp_path / "d", tensors, settings), "Hydra").heads
+    assert other.blocks[0] is not other.blocks[1] and repeated.blocks[0] is repeated.blocks[1]
     tied = {
         name: tensor
         for name, tensor in path_head_files.mlp(HIDDEN, VOCABULARY).items()
@@ -123,7 +138,12 @@ def test_a_repeated_block_is_in_memory_once_and_tied_heads_may_be_missing(tmp_pa
         ("Hydra", {}, {"hidden_state_offset": 1}, "read an earlier state"),
         ("Hydra", {"hydra_mlp.0.9.gate.weight": torch.zeros(2)}, {}, "unexpected tensor"),
         ("Hydra", {"hydra_mlp.1.0.linear.weight": torch.zeros(32, 64)}, {}, "was expected"),
-        ("MLP", {"speculator.cell.0.weight": torch.zeros(2)}, {}, "unexpected tensor"),
+        ("Hydra", {"hydra_lm_head.0.weight": torch.zeros(48)}, {}, "is (48,), (n, n) was"),
+        ("Hydra", {"hydra_mlp.0.0.linear.bias": torch.zeros(3)}, {}, "bias is (3,), (32,) was"),
+        ("Hydra++", {"prefix_embeding_layer.norm.weight": torch.zeros(3)}, {}, "is (3,), (32,)"),
+        ("MLP", {"speculator.proj.0.weight": torch.zeros(24)}, {}, "is (24,), (n, n) was"),
+        ("MLP", {"speculator.head.0.weight": torch.zeros(24)}, {}, "is (24,), (n, n) was"),
+        ("MLP", {"speculator.cell.0.weight": torch.zeros(2)}, {}, "is not an MLP speculator that"),
         ("MLP", {}, {"n_predict": None}, "has n_predict None"),
         ("MLP", {"speculator.proj.1.weight": torch.zeros(24, 32)}, {}, "was expected"),
         ("MLP", {"speculator.ln.0.bias": torch.full((24,), torch.nan)}, {}, "NaN"),
@@ -136,11 +156,18 @@ def test_what_does_not_fit_is_refused_in_a_line(kind, extra, changes, said, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "label"), [("Hydra++", "Hydra++, 3 heads"), ("MLP", "MLP speculator, 3 heads")]
+    ("kind", "label", "noun"),
+    [
+        ("Hydra++", "Hydra++, 3 heads", "a Hydra++ drafter"),
+        ("MLP", "MLP speculator, 3 heads", "an MLP speculator"),
+    ],
 )
-def test_it_is_told_what_it_is_and_needs(kind, label, tmp_path):
+def test_it_is_told_what_it_is_and_needs(kind, label, noun, tmp_path):
     folder = written(tmp_path, kind)
     report = "\n".join(inspect(str(folder)).lines())
     assert label in report and "whose states have 32 numbers and which has 48 tokens" in report
+    assert drafter_in(LocalFolder(folder)).noun == noun
     with pytest.raises(ModelError, match="and the backbone has 64 and 48: give the backbone"):
         drafter_in(LocalFolder(folder)).refuse_other(Sizes(64, 2, VOCABULARY))
+    with pytest.raises(ModelError, match="and the backbone has 32 and 32,000: give the backbone"):
+        drafter_in(LocalFolder(folder)).refuse_other(Sizes(32, 2, 32_000))

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from support.gguf_models import tiny_model, write_gguf
 from support.training_models import CONTEXT, conversations, write_backbone, write_rows
+from transformers import AutoModelForCausalLM
 
 from medusa_chat.checkpoints.load import load
 from medusa_chat.cli.main import main
@@ -25,8 +27,11 @@ from medusa_chat.paths import data_dir
 from medusa_chat.runtime.history import FILE, History, StoredConversation
 from medusa_chat.runtime.stored_conversation import MessageTree
 from medusa_chat.training.events import TrainStep, latest
-from medusa_chat.training.recipe import Recipe, read_recipe, recipe_names
-from medusa_chat.training.setup import Base
+from medusa_chat.training.examples import Example
+from medusa_chat.training.process_group import ProcessGroup
+from medusa_chat.training.recipe import Recipe, TrainRequest, read_recipe, recipe_names
+from medusa_chat.training.setup import Base, Plan, plan
+from medusa_chat.training.trainer import new_heads
 from medusa_chat.trees.calibration import CALIBRATION_FILE
 
 QUICK = ["--device", "cpu", "--precision", "fp32", "--heads", "3", "--batch-tokens", "512"]
@@ -451,9 +456,47 @@ def test_a_full_disk_costs_no_request(
         assert main(line) == 130
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
-        assert "is full: free some space, then add --resume" in refusal([*line, "--resume"], capsys)
+        assert "is full: free some space and start again, with --resume if" in refusal(
+            [*line, "--resume"], capsys
+        )
     assert json.loads((folder / "request.json").read_text())
     assert main([*line, "--resume"]) == 0
+
+
+def test_hidden_states_that_are_kept_take_no_more_disk(
+    inputs: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    line, plans = command(inputs, tmp_path / "out", "--epochs", "2"), list[Plan]()
+
+    def interrupting(view: Any, event: Any) -> None:
+        if isinstance(event, Plan):
+            plans.append(event)
+        if isinstance(event, TrainStep):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(TrainingView, "show", interrupting)
+    assert main(line) == main([*line, "--resume"]) == 130
+    kept = (tmp_path / "out.training" / "inputs.safetensors").stat().st_size
+    first, again = plans
+    assert 0 < first.disk_bytes - again.disk_bytes < kept
+    assert first.memory_bytes == again.memory_bytes
+
+
+def test_several_processes_keep_no_hidden_states(inputs: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(inputs / "backbone")
+    named = {"model": model, "config": model.config, "device": "cpu", "precision": "fp32"}
+    setup: Any = SimpleNamespace(**named, notes=[])
+    heads, examples = new_heads(model.lm_head, 2), [Example((1, 2, 3, 4), (False, *[True] * 3))]
+    request = TrainRequest("backbone", (), tmp_path / "out", Recipe())
+
+    def planned(cache: bool, processes: int) -> tuple[int, int]:
+        recipe = Recipe(cache=cache, max_steps=4)
+        group = ProcessGroup(0, processes)
+        found = plan(request, recipe, setup, heads, examples, examples, group)
+        return found.disk_bytes, found.memory_bytes
+
+    assert planned(True, 1) > planned(False, 1)
+    assert planned(True, 2) == planned(False, 1)
 
 
 def test_output_that_exists_is_left_alone(

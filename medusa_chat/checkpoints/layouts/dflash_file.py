@@ -7,6 +7,7 @@ files of llama.cpp (architecture "dflash"). Other relatives are refused by name.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from medusa_chat.checkpoints.layouts.drafter_file import (
@@ -17,6 +18,7 @@ from medusa_chat.checkpoints.layouts.drafter_file import (
     known,
     numbers_of,
     of_gguf,
+    refuse_shapes,
     refuse_taps,
 )
 from medusa_chat.errors import ModelError
@@ -86,7 +88,13 @@ class DFlashFile(DrafterFile):
             )
         self.refuse_tokens(backbone)
         refuse_taps(self.path, self.taps(backbone.layers), self.tap_count, backbone.layers)
-        if self.mask >= backbone.vocabulary and "embed_tokens.weight" not in self.names:
+        own = self.shapes.get("embed_tokens.weight")
+        if own is not None and self.mask >= own[0]:
+            raise ModelError(
+                f"{self.path} masks by token {self.mask}, and its own table has {own[0]:,} "
+                "tokens: download it again"
+            )
+        if own is None and self.mask >= backbone.vocabulary:
             raise ModelError(
                 f"{self.path} masks by token {self.mask}, and the backbone has "
                 f"{backbone.vocabulary:,} tokens: give the backbone that it was trained on"
@@ -201,7 +209,6 @@ def dflash_of(found: Found) -> DFlashFile | None:
 
 def _gguf_config(found: Found) -> dict[str, Any]:
     assert found.header is not None
-    count = len({name.split(".")[1] for name in found.shapes if name.startswith("blk.")})
     sliding = found.read("attention.sliding_window_pattern")
     own = {
         "aux_hidden_state_layer_ids": found.read("target_layers"),
@@ -211,9 +218,13 @@ def _gguf_config(found: Found) -> dict[str, Any]:
         "is_causal": found.read("attention.causal"),
     }
     if sliding is not None and found.read("attention.sliding_window"):
-        flags = sliding if isinstance(sliding, list | tuple) else [True] * count
+        if not isinstance(sliding, list | tuple):
+            raise ModelError(
+                f"{found.paths[0]}: its sliding_window_pattern is {str(sliding)[:40]}, where a "
+                "list with an entry for each layer was expected: download it again"
+            )
         own["sliding_window"] = found.read("attention.sliding_window")
-        own["layer_types"] = ["sliding_attention" if f else "full_attention" for f in flags]
+        own["layer_types"] = ["sliding_attention" if f else "full_attention" for f in sliding]
     return gguf_layers(found) | {key: value for key, value in own.items() if value is not None}
 
 
@@ -228,15 +239,33 @@ def _made(found: Found, names: Mapping[str, str], config: Mapping[str, Any]) -> 
             f"{where} is a DFlash drafter with a mask of its own ({OWN_MASK}), which cannot be "
             "used yet: take another"
         )
-    kept = known(found, names, KNOWN, UNREAD, "a DFlash")
+    kept = known(found, names, KNOWN, UNREAD, "a DFlash drafter")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     for name in ("fc.weight", "hidden_norm.weight", "norm.weight"):
         if name not in shapes:
             raise ModelError(f"{where} lacks {name}: download it again")
-    width = shapes["fc.weight"]
-    if len(width) != 2 or width[1] % width[0]:
+    refuse_shapes(where, shapes, {"fc.weight": (None, None)})
+    width, read = shapes["fc.weight"]
+    if read % width:
         raise ModelError(
-            f"{where}: fc.weight is {width}, which reads no whole number of states: "
+            f"{where}: fc.weight is {(width, read)}, which reads no whole number of states: "
             "download it again"
         )
+    norms = {name: (width,) for name in ("hidden_norm.weight", "norm.weight")}
+    tables = {name: (None, width) for name in ("lm_head.weight", "embed_tokens.weight")}
+    refuse_shapes(where, shapes, {**norms, **tables})
+    _refuse_markov(where, shapes)
     return DFlashFile(found.paths, kept, shapes, config, found.bytes, found.header is not None)
+
+
+def _refuse_markov(where: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ModelError for a term for neighbours that is not whole."""
+    before, after = (f"markov_head.markov_w{place}.weight" for place in (1, 2))
+    if before not in shapes and after not in shapes:
+        return
+    for name in (before, after):
+        if name not in shapes:
+            raise ModelError(f"{where} lacks {name}: download it again")
+    refuse_shapes(where, shapes, {before: (None, None)})
+    drafted = shapes.get("lm_head.weight", (None,))[0]
+    refuse_shapes(where, shapes, {after: (drafted, shapes[before][1])})

@@ -5,6 +5,7 @@ them to its own names for them, and refuses what it has no place for.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from medusa_chat.errors import ModelError
 from medusa_chat.units import gb
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "hydra_lm_head.pt")
+ENDINGS = (".safetensors", ".bin", ".pt", ".gguf")
 INDEX = "model.safetensors.index.json"
+VOWELS = "AEFHILMNORSX"  # letters whose names begin with one: "an MLP speculator"
 PADDING = 4096  # tokens by which the tables of one tokenizer may differ
 # a layer's tensors in files of llama.cpp -> transformers
 GGUF_LAYER = {
@@ -44,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DrafterFile:
+class DrafterFile(ABC):
     """A drafter before any values are read. paths: its weight files; names: canonical name -> name
     in the files; shapes: by canonical name; config: of its layers, with what it says of its form;
     is_gguf: whether it is a file of llama.cpp's, whose `d2t` holds ids."""
@@ -62,16 +65,15 @@ class DrafterFile:
         return self.paths[0]
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """The name of its kind in words."""
-        raise NotImplementedError
 
     @property
     def article(self) -> str:
         """The name with its article."""
-        return (
-            f"{'an' if self.label[0] in 'AEHIO' and self.label[1].isupper() else 'a'} {self.label}"
-        )
+        is_an = self.label[0] in VOWELS and self.label[1].isupper()
+        return f"{'an' if is_an else 'a'} {self.label}"
 
     @property
     def noun(self) -> str:
@@ -79,9 +81,9 @@ class DrafterFile:
         return self.article if self.label.endswith("speculator") else f"{self.article} drafter"
 
     @property
+    @abstractmethod
     def shape_words(self) -> str:
         """How large it is, and what it reads."""
-        raise NotImplementedError
 
     @property
     def words(self) -> str:
@@ -89,9 +91,9 @@ class DrafterFile:
         return f"{self.label}, {self.shape_words} ({gb(self.bytes)})"
 
     @property
+    @abstractmethod
     def needs(self) -> str:
         """What its backbone must have, for a report."""
-        raise NotImplementedError
 
     @property
     def use(self) -> str:
@@ -101,10 +103,10 @@ class DrafterFile:
             f"{self.needs}, with this as --draft"
         )
 
+    @abstractmethod
     def refuse_other(self, backbone: Sizes) -> None:
         """Raises ModelError where the backbone is not the one that it was trained on, as far as
         the shapes and the config tell."""
-        raise NotImplementedError
 
     def refuse_tokens(self, backbone: Sizes) -> None:
         """Raises ModelError for a backbone with another vocabulary, whose padding may differ."""
@@ -136,6 +138,31 @@ class DrafterFile:
         words = f"{gb(self.bytes)} to download and to hold"
         kept = self.cache_bytes * 1000
         return f"{words}, and {gb(kept)} for 1,000 tokens of the text" if kept else words
+
+
+class PathHeadsFile(DrafterFile):
+    """Heads that read the path before them: Hydra's, or an MLP speculator's."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of a state, and tokens."""
+
+    @property
+    def needs(self) -> str:
+        """See DrafterFile."""
+        width, tokens = self.sizes
+        return f"whose states have {width} numbers and which has {tokens:,} tokens"
+
+    def refuse_other(self, backbone: Sizes) -> None:
+        """See DrafterFile. The padding of the vocabulary may differ."""
+        width, tokens = self.sizes
+        if width != backbone.hidden or abs(tokens - backbone.vocabulary) > PADDING:
+            raise ModelError(
+                f"{self.path} is for states of {width} numbers and {tokens:,} tokens, and the "
+                f"backbone has {backbone.hidden} and {backbone.vocabulary:,}: give the backbone "
+                "that it was trained on"
+            )
 
 
 class Found(NamedTuple):
@@ -182,27 +209,32 @@ class Found(NamedTuple):
 
 
 def found_in(source: Source, is_drafter: Callable[[Iterable[str]], bool]) -> Found | None:
-    """The weight files of a folder, or its only GGUF file; of several files that an index lists
-    only where its tensors are a drafter's. Raises ModelError."""
+    """The weight files of a folder with a config.json, or else a GGUF file beside which there are
+    no other weights; of several files that an index lists only where its tensors are a drafter's.
+    Raises ModelError."""
     files = source.files()
-    stored = [name for name in files if name.endswith(".gguf")]
-    if len(stored) == 1:
-        header = read_gguf(source, stored[0])
-        shapes = {name: tuple(one.shape) for name, one in header.tensors.items()}
-        return Found(source, (stored[0],), shapes, header)
-    if stored or "config.json" not in files:
+    if chosen := _weight_files(source, is_drafter):
+        shapes = {}
+        for file in chosen:
+            shapes |= {name: entry.shape for name, entry in read_header(source, file).items()}
+        return Found(source, chosen, shapes)
+    stored = [name for name in files if name.endswith(ENDINGS)]
+    if len(stored) != 1 or not stored[0].endswith(".gguf"):
         return None
-    chosen = [name for name in WEIGHTS if name in files][:1]
-    if not chosen and INDEX in files:
-        table = read_json(source, INDEX).get("weight_map")
-        named = table if isinstance(table, dict) and is_drafter(table) else {}
-        chosen = sorted({file for file in named.values() if file in files})
-    if not chosen:
-        return None
-    shapes = {}
-    for file in chosen:
-        shapes |= {name: entry.shape for name, entry in read_header(source, file).items()}
-    return Found(source, tuple(chosen), shapes)
+    header = read_gguf(source, stored[0])
+    shapes = {name: tuple(one.shape) for name, one in header.tensors.items()}
+    return Found(source, (stored[0],), shapes, header)
+
+
+def _weight_files(source: Source, is_drafter: Callable[[Iterable[str]], bool]) -> tuple[str, ...]:
+    files = source.files()
+    if "config.json" not in files:
+        return ()
+    if chosen := [name for name in WEIGHTS if name in files][:1]:
+        return tuple(chosen)
+    table = read_json(source, INDEX).get("weight_map") if INDEX in files else None
+    named = table if isinstance(table, dict) and is_drafter(table) else {}
+    return tuple(sorted({file for file in named.values() if file in files}))
 
 
 def of_gguf(name: str, outside: Mapping[str, str], inside: Mapping[str, str] = GGUF_LAYER) -> str:
@@ -237,16 +269,35 @@ def known(
     unread: re.Pattern[str],
     what: str,
 ) -> dict[str, str]:
-    """The names that are read. what: the kind, with its article. Raises ModelError for a tensor
-    that has no place there."""
+    """The names that are read. what: what the file should be, with its article. Raises ModelError
+    for a tensor that has no place there."""
     kept = {name: inside for name, inside in names.items() if not unread.match(name)}
     odd = next((name for name in kept if not read.match(name)), None)
     if odd is not None:
         raise ModelError(
-            f"{found.paths[0]} holds the unexpected tensor {odd[:80]!r}: it is not {what} drafter "
-            "that medusa-chat knows"
+            f"{found.paths[0]} holds the unexpected tensor {odd[:80]!r}: it is not {what} that "
+            "medusa-chat knows"
         )
     return kept
+
+
+def refuse_shapes(
+    where: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int | None, ...]],
+) -> None:
+    """Raises ModelError for a tensor among `shapes` that has another shape than is `expected` of
+    it; None for any size above 0."""
+    for name, sizes in expected.items():
+        own = shapes.get(name, sizes)
+        pairs = zip(own, sizes, strict=False)
+        if len(own) == len(sizes) and all(a == b if b is not None else a != 0 for a, b in pairs):
+            continue
+        words = ", ".join("n" if size is None else str(size) for size in sizes)
+        raise ModelError(
+            f"{where}: {name} is {own}, ({words}{',' if len(sizes) == 1 else ''}) was expected: "
+            "download it again"
+        )
 
 
 def numbers_of(values: object) -> tuple[int, ...]:
@@ -266,15 +317,4 @@ def refuse_taps(path: Path, taps: tuple[int, ...], count: int, layers: int) -> N
         raise ModelError(
             f"{path} reads the layers {list(taps)} and {count} states, and the backbone has "
             f"{layers} layers: give the backbone that it was trained on"
-        )
-
-
-def refuse_sizes(path: Path, own: tuple[int, int], backbone: Sizes) -> None:
-    """Raises ModelError for a backbone with states of another width or another vocabulary than
-    `own`."""
-    theirs = backbone.hidden, backbone.vocabulary
-    if own != theirs:
-        raise ModelError(
-            f"{path} is for states of {own[0]} numbers and {own[1]:,} tokens, and the backbone "
-            f"has {theirs[0]} and {theirs[1]:,}: give the backbone that it was trained on"
         )

@@ -19,6 +19,7 @@ from medusa_chat.checkpoints.layouts.drafter_file import (
     known,
     numbers_of,
     of_gguf,
+    refuse_shapes,
     refuse_taps,
 )
 from medusa_chat.errors import ModelError
@@ -160,6 +161,11 @@ def _made(found: Found, names: Mapping[str, str], config: Mapping[str, Any]) -> 
             raise ModelError(
                 f"{found.paths[0]} is a {kind} drafter, which cannot be used yet: take EAGLE-3"
             )
-    kept = known(found, names, KNOWN, UNREAD, "an EAGLE")
+    kept = known(found, names, KNOWN, UNREAD, "an EAGLE drafter")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
+    refuse_shapes(found.paths[0], shapes, {"fc.weight": (None, None)})
+    width = shapes["fc.weight"][0]
+    norms = {name: (width,) for name in ("norm.weight", "layers.0.hidden_norm.weight")}
+    tables = {name: (None, width) for name in ("lm_head.weight", "embed_tokens.weight")}
+    refuse_shapes(found.paths[0], shapes, {**norms, **tables})
     return EagleFile(found.paths, kept, shapes, config, found.bytes, found.header is not None)

@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from medusa_chat.checkpoints.layouts.drafter_file import (
-    DrafterFile,
     Found,
-    Sizes,
+    PathHeadsFile,
     known,
-    refuse_sizes,
+    refuse_shapes,
 )
 from medusa_chat.errors import ModelError
 
@@ -27,7 +26,7 @@ FIRST = re.compile(r"^hydra_mlp\.(\d+)\.(\d+)\.res_connection\.weight$")
 
 
 @dataclass(frozen=True)
-class HydraFile(DrafterFile):
+class HydraFile(PathHeadsFile):
     """Heads of Hydra, with a layer before them in Hydra++."""
 
     @property
@@ -42,7 +41,7 @@ class HydraFile(DrafterFile):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Numbers of a state, and tokens."""
+        """See PathHeadsFile."""
         rows, width = self.shapes["hydra_lm_head.0.weight"]
         return width, rows
 
@@ -51,16 +50,6 @@ class HydraFile(DrafterFile):
         """See DrafterFile."""
         before = " behind a decoder layer" if self.label == "Hydra++" else ""
         return f"{self.heads} heads of width {self.sizes[0]}{before}, each reads the path before it"
-
-    @property
-    def needs(self) -> str:
-        """See DrafterFile."""
-        width, tokens = self.sizes
-        return f"whose states have {width} numbers and which has {tokens:,} tokens"
-
-    def refuse_other(self, backbone: Sizes) -> None:
-        """See DrafterFile."""
-        refuse_sizes(self.path, self.sizes, backbone)
 
 
 def is_hydra(names: Iterable[str]) -> bool:
@@ -74,7 +63,7 @@ def hydra_of(found: Found) -> HydraFile | None:
     if found.header is not None or not is_hydra(found.shapes):
         return None
     config, where = found.config, found.paths[0]
-    kept = known(found, found.named(_canonical), KNOWN, UNREAD, "a Hydra")
+    kept = known(found, found.named(_canonical), KNOWN, UNREAD, "a Hydra drafter")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     made = HydraFile(found.paths, kept, shapes, config, found.bytes)
     if config.get("hidden_state_offset") or not any(map(FIRST.match, kept)):
@@ -84,6 +73,8 @@ def hydra_of(found: Found) -> HydraFile | None:
         )
     if made.heads < 1 or "hydra_lm_head.0.weight" not in shapes:
         raise ModelError(f"{where} lacks hydra_lm_head.0.weight: download it again")
+    refuse_shapes(where, shapes, {"hydra_lm_head.0.weight": (None, None)})
+    refuse_shapes(where, shapes, {"norm.weight": (made.sizes[0],)})
     return made
 
 

@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from medusa_chat.checkpoints.layouts.drafter_file import (
-    DrafterFile,
     Found,
-    Sizes,
+    PathHeadsFile,
     known,
-    refuse_sizes,
+    refuse_shapes,
 )
 from medusa_chat.errors import ModelError
 
@@ -19,7 +18,7 @@ UNREAD = re.compile(r"^$")
 
 
 @dataclass(frozen=True)
-class MlpFile(DrafterFile):
+class MlpFile(PathHeadsFile):
     """An MLP speculator. Heads that are tied may be in the file once."""
 
     @property
@@ -53,7 +52,7 @@ class MlpFile(DrafterFile):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Numbers of a state, and tokens."""
+        """See PathHeadsFile."""
         return self.shapes["proj.0.weight"][1], self.shapes["head.0.weight"][0]
 
     @property
@@ -61,16 +60,6 @@ class MlpFile(DrafterFile):
         """See DrafterFile."""
         width = self.shapes["proj.0.weight"][0]
         return f"{self.heads} heads of width {width}, each reads the path before it"
-
-    @property
-    def needs(self) -> str:
-        """See DrafterFile."""
-        width, tokens = self.sizes
-        return f"whose states have {width} numbers and which has {tokens:,} tokens"
-
-    def refuse_other(self, backbone: Sizes) -> None:
-        """See DrafterFile."""
-        refuse_sizes(self.path, self.sizes, backbone)
 
 
 def is_mlp(names: Iterable[str]) -> bool:
@@ -84,11 +73,13 @@ def mlp_of(found: Found) -> MlpFile | None:
     if found.header is not None or not is_mlp(found.shapes):
         return None
     names = found.named(lambda name: name.removeprefix(PREFIX))
-    kept = known(found, names, KNOWN, UNREAD, "an MLP speculator, or no")
+    kept = known(found, names, KNOWN, UNREAD, "an MLP speculator")
     shapes = {name: found.shapes[inside] for name, inside in kept.items()}
     made = MlpFile(found.paths, kept, shapes, found.config, found.bytes)
     for part in ("emb", "proj", "ln", "ln bias", "head"):
         for head in range(made.heads):
             if (name := made.stored(part, head)) not in kept:
                 raise ModelError(f"{found.paths[0]} lacks {name}: download it again")
+    firsts = {"proj.0.weight": (None, None), "head.0.weight": (None, None)}
+    refuse_shapes(found.paths[0], shapes, firsts)
     return made

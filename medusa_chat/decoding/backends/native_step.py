@@ -51,7 +51,6 @@ from medusa_chat.decoding.layer_forms import (
 from medusa_chat.decoding.settings import MAX_NODES
 from medusa_chat.decoding.step import TorchStep
 
-DTYPES = {torch.float32, torch.bfloat16}
 READS = ("query", "key", "value")  # linears of kernels/pass.h, in order
 LINEARS = ("out", "gate", "up", "down")
 GATES = ("silu", "gelu", "clamped")  # in the order of kernels/pass.h

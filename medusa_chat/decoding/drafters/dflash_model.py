@@ -17,6 +17,7 @@ from medusa_chat.decoding.drafters.own_layers import (
     attended,
     keys_and_values,
     own_cache,
+    rows_of,
     scores_of,
 )
 from medusa_chat.decoding.kv_cache import KVCache
@@ -156,7 +157,10 @@ class DFlashModel(nn.Module):
         return scores_of(self._lent.head if self.head is None else self.head, rows)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """The embeddings as the backbone reads them, with a family's scale: [n] -> [n, w]."""
-        table = self._lent.embedding if self.table is None else self.table
-        embedded: Tensor = table(tokens).to(self.device, self.dtype)
-        return embedded
+        """The rows of its own table, or the embeddings as the backbone reads them, with a family's
+        scale: [n] -> [n, w]."""
+        if self.table is not None:
+            return rows_of(self.table, tokens).to(self.device, self.dtype)
+        embedded: Tensor = self._lent.embedding(tokens).to(self.device, self.dtype)
+        # Granite's decoder multiplies by it, not its embedding
+        return embedded * float(getattr(self._lent.config, "embedding_multiplier", 1.0))

@@ -123,12 +123,13 @@ class Eagle:
         self._behind += frontier
         seen = [set(grown.path(node)) for node in frontier]
         rows = [[node in above for node in self._behind] for above in seen]
-        mask = torch.zeros(len(frontier), text + len(self._behind), dtype=self.model.dtype)
-        mask[:, text:].masked_fill_(~torch.tensor(rows), -torch.inf)
+        shape = len(frontier), text + len(self._behind)
+        mask = torch.zeros(shape, dtype=self.model.dtype, device=device)
+        mask[:, text:].masked_fill_(~torch.tensor(rows, device=device), -torch.inf)
         tokens = torch.tensor([grown.tokens[node] for node in frontier], device=device)
         places = torch.full((len(frontier),), text - 1 + level, device=device)
         states = torch.stack([s for n in frontier if (s := grown.states[n]) is not None])
         self._cache.length = text + before
-        out, scores = self.model(states, tokens, places, mask.to(device), self._cache)
+        out, scores = self.model(states, tokens, places, mask, self._cache)
         self._cache.length = text
         return out, scores

@@ -69,9 +69,9 @@ class HydraModel(nn.Module):
         start, count, layer = cache.length, len(x), self.layers[0]
         cache.begin()
         places = torch.arange(start, start + count, device=self.device)
-        hidden = places[:, None] < torch.arange(start + count, device=self.device)
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-        mask = mask.masked_fill(hidden, -torch.inf)[None, None]
+        is_later = places[:, None] < torch.arange(start + count, device=self.device)
+        mask = torch.zeros(is_later.shape, dtype=self.dtype, device=self.device)
+        mask = mask.masked_fill(is_later, -torch.inf)[None, None]
         angles = self.rotary(x[None], places[None])
         x = x + attended(layer.self_attn, layer.input_layernorm(x), angles, mask, cache, 0)
         x = x + layer.mlp(layer.post_attention_layernorm(x))

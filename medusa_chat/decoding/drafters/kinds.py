@@ -11,8 +11,7 @@ class Kind:
     proposed alone, and of one that the text proposed too (events.Source), None for kinds that have
     no probabilities. needs: what a model must have for it, "heads", or its own name for what is
     loaded beside the model; empty for nothing. missing: what to say where the model does not have
-    it. has_own_tree: whether it makes one
-    of its own."""
+    it. has_own_tree: whether it makes one of its own."""
 
     name: str
     label: str

@@ -31,12 +31,15 @@ class Names:
         self.is_whole = bool(self._fits.all())
 
     def best(self, scores: Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Log probabilities [n, V_d] -> of each row the best tokens, in the backbone's ids, and
+        """Log probabilities float32 [n, V_d] -> of each row the best tokens, in the backbone's ids, and
         their probabilities, falling; 0 for what the backbone does not have."""
         if not self.is_whole:
             scores = scores.masked_fill(~self._fits, -torch.inf)
         values, best = scores.topk(min(width, scores.shape[1]))
-        return self.ids[best].tolist(), values.exp().nan_to_num(0.0).tolist()
+        # in one copy: float32 has all integers below 2 ** 24
+        both = torch.stack((self.ids[best].float(), values.exp().nan_to_num(0.0)))
+        ids, shares = both.tolist()
+        return [[int(token) for token in row] for row in ids], shares
 
 
 def own_cache(layers: Any, capacity: int, device: torch.device, dtype: torch.dtype) -> KVCache:
