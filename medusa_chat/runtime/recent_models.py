@@ -10,12 +10,14 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from medusa_chat import paths
+from medusa_chat.checkpoints.places import on_disk
 from medusa_chat.messages import LoadRequest, ModelInfo
 
 FILE = "models.json"
 MOST = 8  # models in the list
 LONGEST = 1000  # characters of a name or a path
 NAMES = ("checkpoint", "backbone", "precision", "max_context", "draft")  # kept of a load
+PLACES = ("checkpoint", "backbone", "draft")
 TEXTS = ("name", "made", "device")
 
 
@@ -38,17 +40,21 @@ class RecentModel:
 
     @staticmethod
     def kept_of(request: LoadRequest) -> LoadRequest:
-        """What is kept of a load."""
-        return LoadRequest(**{name: getattr(request, name) for name in NAMES})
+        """What is kept of a load: paths from the root, as the next start may be in another
+        folder, where a relative one could pass for a Hub id."""
+        kept = {name: getattr(request, name) for name in NAMES}
+        return LoadRequest(**kept | {name: on_disk(kept[name]) for name in PLACES if kept[name]})
 
     def at_start(self, request: LoadRequest) -> LoadRequest:
-        """The load of this model by a program that is started with `request`, whose options win."""
+        """The load of this model by a program that is started with `request`, whose options win;
+        nobody asked for it now, so nothing is downloaded."""
         own = self.request
         return replace(
             request,
             checkpoint=own.checkpoint,
             backbone=own.backbone,
             draft=own.draft,
+            offline=True,
             precision=own.precision if request.precision == "auto" else request.precision,
             max_context=request.max_context or own.max_context,
         )

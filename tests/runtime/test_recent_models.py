@@ -4,9 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.hub_files import WHOLE, server  # noqa: F401
+from support.hub_server import Hub
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
+from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.cli.ui import Ui
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
@@ -62,7 +65,7 @@ def test_the_last_model_comes_back_as_it_was(recent):
     runner = Loads()
     session = started(recent, runner)
     assert runner.asked == [
-        LoadRequest("owner/real", precision="int8", device="cpu", max_context=512)
+        LoadRequest("owner/real", precision="int8", device="cpu", max_context=512, offline=True)
     ]
     assert session.state.model.name == "owner/real" and not session.state.message
     session.close()
@@ -77,8 +80,8 @@ def test_a_named_model_wins_and_is_the_last_one_then(recent):
 
 def test_options_of_the_start_win_over_what_was_kept(recent):
     recent.note(REAL, Loads().model)
-    asked = LoadRequest(precision="bf16", max_context=64, device="cuda", offline=True)
-    assert recent.last().at_start(asked) == replace(asked, checkpoint="owner/real")
+    asked = LoadRequest(precision="bf16", max_context=64, device="cuda")
+    assert recent.last().at_start(asked) == replace(asked, checkpoint="owner/real", offline=True)
 
 
 def test_a_last_model_that_is_gone_gives_the_demo_and_a_line(recent, capsys):
@@ -89,6 +92,43 @@ def test_a_last_model_that_is_gone_gives_the_demo_and_a_line(recent, capsys):
     assert "there is no such folder; the demo is loaded instead" in capsys.readouterr().err
     assert recent.last().request == RecentModel.kept_of(REAL), "it may be back at the next start"
     session.close()
+
+
+class Fetches(Loads):
+    """Fetches what it is asked for."""
+
+    def load(self, request):
+        for phase, _ in fetch(request) if request.checkpoint != "demo" else ():
+            yield phase
+        yield from super().load(request)
+
+
+def test_a_last_model_that_was_deleted_is_not_downloaded_at_the_start(recent, server: Hub):  # noqa: F811
+    recent.note(LoadRequest(WHOLE), Loads().model)
+    session = started(recent, Fetches())
+    assert session.state.model.name == "demo" and not server.requests
+    assert "is not in the cache, and is not downloaded unasked" in session.state.message
+    assert not session.started_with.offline, "what the user asks for later may be downloaded"
+    session.close()
+
+
+def test_a_folder_comes_back_from_another_working_folder(recent, tmp_path, monkeypatch):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "draft.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    asked = LoadRequest("mine/model", backbone="owner/base", draft="draft.gguf")
+    recent.note(asked, Loads().model)
+    monkeypatch.chdir(tmp_path / "mine")
+    kept = recent.last().request
+    assert kept.checkpoint == str(tmp_path / "mine" / "model")
+    assert kept.draft == str(tmp_path / "draft.gguf") and kept.backbone == "owner/base"
+
+
+@pytest.mark.parametrize("name", ["demo", "smollm2", "owner/real"])
+def test_a_name_that_is_no_path_stays_as_typed(tmp_path, monkeypatch, name):
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert RecentModel.kept_of(LoadRequest(name)).checkpoint == name
 
 
 def test_a_last_model_that_ends_its_process_is_not_tried_at_each_start(recent):
