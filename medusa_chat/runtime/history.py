@@ -53,10 +53,13 @@ INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDAT
 """
 # A pinned conversation's body begins so: a list need not read it whole to know.
 PINNED = f"(substr(body, 1, {len(PIN)}) = '{PIN}')"
+ORDER = f"ORDER BY {PINNED} DESC, updated_at DESC, rowid DESC"
+# Excerpts are made behind the limit: beside it, the order would have all rows make theirs.
 LIST = f"""
 SELECT id, title, updated_at, excerpt(CAST(body AS BLOB), ?), {PINNED} FROM conversations
-WHERE deleted_at IS NULL AND holds(CAST(words AS BLOB), ?)
-ORDER BY {PINNED} DESC, updated_at DESC, rowid DESC LIMIT ?
+WHERE rowid IN (SELECT rowid FROM conversations
+    WHERE deleted_at IS NULL AND holds(CAST(words AS BLOB), ?) {ORDER} LIMIT ?)
+{ORDER}
 """
 BIN = """
 SELECT id, title, deleted_at FROM conversations WHERE deleted_at > ?

@@ -155,6 +155,15 @@ def test_pinned_conversations_stand_first_also_of_a_search(history):
     assert [one.id for one in history.listed()][:2] == ["1", "5"]
 
 
+def test_a_list_makes_only_the_excerpts_that_it_shows(history, monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "excerpt_of", lambda body, search: made.append(body) or "")
+    for number in range(20):
+        history.save(f"{number}", said("hello", f"words {number}", at=float(number)))
+    assert [one.id for one in history.listed("words", 3)] == ["19", "18", "17"]
+    assert len(made) == 3
+
+
 def test_a_title_that_looks_like_a_pin_is_none(history):
     history.save("a", said('{"pinned": true, ', title='{"pinned": true, '))
     assert not history.listed()[0].is_pinned
