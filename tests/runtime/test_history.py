@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -129,6 +129,22 @@ def test_the_bin_keeps_a_conversation_for_thirty_days(history, monkeypatch):
     assert history.purge(-math.inf) == ["a"]
     data = b"".join(file.read_bytes() for file in history.file.parent.iterdir())
     assert b"words of" not in data
+
+
+def test_what_the_disk_did_not_remove_is_not_said_to_be_gone(history, monkeypatch):
+    history.save("a", said("words"), is_deleted=True)
+    commit = history._commit
+
+    def full(act):
+        with suppress(ZeroDivisionError):
+            commit(lambda base: (act(base), 1 / 0))
+        raise sqlite3.OperationalError("disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "_commit", full)
+        assert history.purge(-math.inf) == []
+    assert [one.id for one in history.binned()] == ["a"]
+    assert history.purge(-math.inf) == ["a"] and history.binned() == []
 
 
 def test_a_version_without_a_bin_neither_lists_nor_removes_what_lies_in_it(history):
