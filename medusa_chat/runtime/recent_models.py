@@ -19,6 +19,7 @@ LONGEST = 1000  # characters of a name or a path
 NAMES = ("checkpoint", "backbone", "precision", "max_context", "draft")  # kept of a load
 PLACES = ("checkpoint", "backbone", "draft")
 TEXTS = ("name", "made", "device")
+DAMAGE = (ValueError, KeyError, TypeError, RecursionError)  # of a file or an entry
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class RecentModel:
 
 
 class RecentModels:
-    """The list of a data folder. A failure to write stops nothing: it is reported through `tell`.
+    """The list of a data folder. A failure stops nothing: it is reported once, through `tell`.
 
     While a program loads the last model at its start, a mark lies beside the file, and its lock is
     held: a mark without a holder means that the program was ended by it.
@@ -94,17 +95,24 @@ class RecentModels:
         self._mark = folder / f"{FILE}.starting"
         self._lock = FileLock(f"{self.file}.lock", timeout=0, thread_local=False)
         self._tell = tell
+        self._said: set[str] = set()  # the page reads the list every second
 
     def all(self) -> list[RecentModel]:
-        """The models, newest first; none, and reported, where the file is damaged."""
+        """The models, newest first; what is damaged is left out, and reported."""
+        models = list[RecentModel]()
         try:
-            values = json.loads(self.file.read_text(encoding="utf-8"))
-            return [RecentModel.from_json(one) for one in values["models"]][:MOST]
+            values = json.loads(self.file.read_text(encoding="utf-8"))["models"]
         except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            self._tell(f"the list of recent models cannot be read ({error}): check {self.file}")
-            return []
+            return models
+        except (OSError, *DAMAGE) as error:
+            self._say(f"the list of recent models cannot be read ({error}): check {self.file}")
+            return models
+        for one in values if isinstance(values, list) else [values]:
+            try:
+                models.append(RecentModel.from_json(one))
+            except DAMAGE as error:
+                self._say(f"a recent model cannot be read ({error}): check {self.file}")
+        return models[:MOST]
 
     def last(self) -> RecentModel | None:
         """The model to begin with; None for the demo: there is no other, or it ended its process
@@ -114,13 +122,22 @@ class RecentModels:
         return newest if is_wanted else None
 
     def note(self, request: LoadRequest, model: ModelInfo) -> None:
-        """Put a model that was loaded first."""
+        """Put a model that was loaded first; one that could not be read again is not kept."""
         new = RecentModel.of(request, model)
+        try:
+            RecentModel.from_json(new.to_json())
+        except ValueError:
+            return
         self._write([new, *(one for one in self.all() if one.request != new.request)][:MOST])
 
-    def forget(self, request: LoadRequest) -> None:
-        """Take a model off the list."""
-        self._write([one for one in self.all() if one.request != request])
+    def forget(self, checkpoint: str) -> None:
+        """Take a checkpoint that was deleted off the list, and all files of a repo with it."""
+        every = self.all()
+        left = [
+            one for one in every if not f"{one.request.checkpoint}/".startswith(f"{checkpoint}/")
+        ]
+        if left != every:
+            self._write(left)
 
     def note_end(self, model: RecentModel) -> None:
         """The process ended while it was loaded: no later start begins with it."""
@@ -150,4 +167,9 @@ class RecentModels:
         try:
             paths.write_text(self.file, json.dumps(values, ensure_ascii=False, indent=1))
         except (OSError, UnicodeError) as error:
-            self._tell(f"the list of recent models cannot be written ({error}): check {self.file}")
+            self._say(f"the list of recent models cannot be written ({error}): check {self.file}")
+
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._tell(line)

@@ -14,7 +14,7 @@ from medusa_chat.cli.ui import Ui
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.runtime.recent_models import FILE, MOST, RecentModel, RecentModels
+from medusa_chat.runtime.recent_models import FILE, LONGEST, MOST, RecentModel, RecentModels
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import Session
@@ -181,7 +181,7 @@ def test_the_list_is_short_and_has_each_model_once(recent):
         recent.note(LoadRequest(f"owner/{number}"), Loads().model)
     assert len(names(recent)) == MOST and names(recent)[0] == "owner/5"
     assert len(set(names(recent))) == MOST
-    recent.forget(recent.all()[0].request)
+    recent.forget(recent.all()[0].request.checkpoint)
     assert len(names(recent)) == MOST - 1
 
 
@@ -191,6 +191,7 @@ def test_the_list_is_short_and_has_each_model_once(recent):
         "{",
         "[]",
         '{"models": [{}]}',
+        '{"models": null}',
         '{"models": [7]}',
         json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "max_context": "9"}]}),
         json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "checkpoint": ""}]}),
@@ -202,9 +203,35 @@ def test_a_damaged_list_is_told_and_stops_nothing(tmp_path, text):
     recent = RecentModels(tmp_path, told.append)
     (tmp_path / FILE).write_bytes(text.encode("latin-1"))
     assert recent.all() == [] and recent.last() is None
-    assert told and "cannot be read" in told[0]
+    assert len(told) == 1 and "cannot be read" in told[0]
     recent.note(REAL, Loads().model)
     assert names(recent) == ["owner/real"]
+
+
+def test_a_damaged_entry_costs_no_other(tmp_path):
+    told = []
+    recent = RecentModels(tmp_path, told.append)
+    for name in ("owner/a", "owner/b"):
+        recent.note(LoadRequest(name), Loads().model)
+    values = json.loads((tmp_path / FILE).read_text())
+    values["models"].insert(1, {"checkpoint": 7})
+    (tmp_path / FILE).write_text(json.dumps(values))
+    assert names(recent) == names(recent) == ["owner/b", "owner/a"]
+    assert len(told) == 1 and "a recent model cannot be read" in told[0]
+
+
+def test_a_name_that_is_too_long_to_be_read_is_not_kept(recent):
+    recent.note(REAL, Loads().model)
+    recent.note(LoadRequest(f"owner/{'x' * LONGEST}"), Loads().model)
+    recent.note(LoadRequest("owner/other"), replace(Loads().model, name="x" * LONGEST * 2))
+    assert names(recent) == ["owner/real"]
+
+
+def test_with_a_deleted_repo_go_its_files_and_nothing_else(recent):
+    for name in ("owner/real/a.gguf", "owner/real", "owner/realistic"):
+        recent.note(LoadRequest(name), Loads().model)
+    recent.forget("owner/real")
+    assert names(recent) == ["owner/realistic"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
