@@ -73,6 +73,12 @@ def is_here(name: str) -> bool:
     return shipped_folder(name) is not None or is_place or is_named
 
 
+def on_disk(name: str) -> str:
+    """The whole path of what a name means on this disk; shipped names and Hub ids as they are."""
+    is_path = name and name.isprintable() and shipped_folder(name) is None
+    return os.path.abspath(_path(name)) if is_path and os.path.exists(_path(name)) else name
+
+
 def _path(name: str) -> Path:
     """The name as a path; ~ is kept where there is no such user."""
     path = Path(name or "/")

@@ -18,7 +18,7 @@ from typing import Any
 from medusa_chat.gguf_files import parts_of, split_name, whole_files
 from medusa_chat.hub import repo_files
 from medusa_chat.hub.catalog import model_preset
-from medusa_chat.hub.client import HubError, constants, offline_error
+from medusa_chat.hub.client import HubError, constants, offline_error, offline_words
 from medusa_chat.hub.repo_files import COMMIT, is_repo_id, parse_json
 
 MAX_JSON = 16_000_000
@@ -86,9 +86,8 @@ def resolve(repo: str) -> Path:
     if folder is None and not storage(split_name(repo)[0]).is_dir():
         raise offline_error(repo)
     if folder is None:
-        what = f"the cached copy of {repo} is incomplete, and the network is disabled"
-        then = f"omit --offline, or run medusa-chat models pull {repo}"
-        raise HubError(f"{what}: {then}", "offline")
+        what = f"the cached copy of {repo} is incomplete"
+        raise HubError(f"{what}, and {offline_words(repo)}", "offline")
     return folder
 
 

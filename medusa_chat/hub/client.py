@@ -174,9 +174,15 @@ def _hub_error(repo: str, error: Exception) -> HubError | None:
 
 
 def offline_error(repo: str) -> HubError:
-    what = f"{repo} is not in the cache, and the network is disabled"
-    then = "omit --offline (and HF_HUB_OFFLINE), or give a local folder"
-    return HubError(f"{what}: {then}", "offline")
+    return HubError(f"{repo} is not in the cache, and {offline_words(repo)}", "offline")
+
+
+def offline_words(repo: str) -> str:
+    """Why a repo is not downloaded, and what to do."""
+    if is_offline():
+        then = "omit --offline (and HF_HUB_OFFLINE), or give a local folder"
+        return f"the network is disabled: {then}"
+    return f"is not downloaded unasked: load it again, or run medusa-chat models pull {repo}"
 
 
 def _gated(repo: str) -> HubError:

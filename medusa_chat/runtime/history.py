@@ -53,10 +53,13 @@ INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDAT
 """
 # A pinned conversation's body begins so: a list need not read it whole to know.
 PINNED = f"(substr(body, 1, {len(PIN)}) = '{PIN}')"
+ORDER = f"ORDER BY {PINNED} DESC, updated_at DESC, rowid DESC"
+# Excerpts are made behind the limit: beside it, the order would have all rows make theirs.
 LIST = f"""
 SELECT id, title, updated_at, excerpt(CAST(body AS BLOB), ?), {PINNED} FROM conversations
-WHERE deleted_at IS NULL AND holds(CAST(words AS BLOB), ?)
-ORDER BY {PINNED} DESC, updated_at DESC, rowid DESC LIMIT ?
+WHERE rowid IN (SELECT rowid FROM conversations
+    WHERE deleted_at IS NULL AND holds(CAST(words AS BLOB), ?) {ORDER} LIMIT ?)
+{ORDER}
 """
 BIN = """
 SELECT id, title, deleted_at FROM conversations WHERE deleted_at > ?
@@ -65,7 +68,8 @@ ORDER BY deleted_at DESC, rowid DESC
 RESTORE = "UPDATE conversations SET deleted_at = NULL WHERE id = ? AND deleted_at > ?"
 READ = "SELECT body, created_at, updated_at FROM conversations WHERE deleted_at IS NULL"
 PRESENT = "SELECT body, created_at, updated_at, deleted_at FROM conversations WHERE id = ?"
-DELETED = "FROM conversations WHERE deleted_at <= ?"
+OUT = "SELECT id FROM conversations WHERE deleted_at <= ?"
+REMOVE = "DELETE FROM conversations WHERE id = ?"
 RESCUE = "INSERT OR IGNORE INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)"
 ROW = "SELECT * FROM conversations WHERE rowid = ?"
 LAST = (  # from the table; if that is broken, from its index
@@ -238,21 +242,19 @@ class History:
 
         return self._write(restore) and done > 0
 
-    def purge(self, seconds: float) -> list[str]:
-        """Remove from the disk what has been out of the bin for so many seconds -> the ids;
-        -inf: also what is still in it."""
+    def purge(self, seconds: float, kept: Container[str] = ()) -> list[str]:
+        """Remove from the disk what has been out of the bin for so many seconds -> the ids, none
+        where that failed; -inf: also what is still in it. kept: ids that stay."""
         if not self.file.exists():
             return []
         gone: list[str] = []
 
         def purge(base: sqlite3.Connection) -> None:
-            until = (time.time() - seconds,)
-            gone.extend(id for (id,) in base.execute(f"SELECT id {DELETED}", until))
-            if gone:
-                base.execute(f"DELETE {DELETED}", until)
+            rows = base.execute(OUT, (time.time() - seconds,))
+            gone[:] = [id for (id,) in rows if id not in kept]
+            base.executemany(REMOVE, [(id,) for id in gone])
 
-        self._write(purge)
-        return gone
+        return gone if self._write(purge) else []
 
     def _write(self, act: Callable[[sqlite3.Connection], object]) -> bool:
         """Act on the file and commit -> whether that succeeded."""

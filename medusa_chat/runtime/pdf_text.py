@@ -25,9 +25,11 @@ PATIENCE = 120.0  # of wall-clock time: the machine may be busy
 MEMORY = 512 << 20  # bytes beyond those of Python and pypdf
 COMMAND = (sys.executable, "-P", "-m", __name__)
 ONE = threading.Semaphore(1)  # file at a time
+TURN = 2.0  # seconds that a file waits for the one before it
 SCANNED = "it has no text: its pages are pictures (a scan)"
 ENCRYPTED = "it is encrypted: save it without a password first"
 BROKEN = "it is no PDF, or a broken one"
+BUSY = "another PDF is being read: try again in a moment"
 SLOW = f"it takes more than {SECONDS:.0f} seconds to read"
 LARGE = f"it needs more than {gb(MEMORY)} of memory"
 
@@ -45,28 +47,40 @@ def pdf_text(data: bytes) -> PdfText:
         raise UsageError(f"it is larger than {gb(MAX_FILE)}")
     if b"%PDF-" not in data[:1024]:
         raise UsageError(BROKEN)
-    with ONE:
-        try:
-            done = subprocess.run(
-                COMMAND,
-                input=data,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment(),
-                timeout=PATIENCE,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            raise UsageError(f"it takes more than {PATIENCE:.0f} seconds to read") from None
-        except OSError as error:
-            raise UsageError(f"it cannot be read: {error}") from None
+    if not ONE.acquire(timeout=TURN):  # it may hold up a thread that others need
+        raise UsageError(BUSY)
+    try:
+        done = _answer(data)
+    finally:
+        ONE.release()
     if done.returncode:
-        is_late = hasattr(signal, "SIGPROF") and done.returncode == -signal.SIGPROF
-        raise UsageError(SLOW if is_late else BROKEN)
+        raise UsageError(_why_ended(done.returncode))
     found = json.loads(done.stdout)
     if "refusal" in found:
         raise UsageError(found["refusal"])
     return PdfText(without_broken_characters(found["text"]), found["pages"])
+
+
+def _answer(data: bytes) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            COMMAND,
+            input=data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+            timeout=PATIENCE,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"it takes more than {PATIENCE:.0f} seconds to read") from None
+    except OSError as error:
+        raise UsageError(f"it cannot be read: {error}") from None
+
+
+def _why_ended(code: int) -> str:
+    is_late = hasattr(signal, "SIGPROF") and code == -signal.SIGPROF
+    return SLOW if is_late else BROKEN
 
 
 def main() -> None:

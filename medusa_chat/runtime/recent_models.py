@@ -10,13 +10,16 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from medusa_chat import paths
+from medusa_chat.checkpoints.places import on_disk
 from medusa_chat.messages import LoadRequest, ModelInfo
 
 FILE = "models.json"
 MOST = 8  # models in the list
 LONGEST = 1000  # characters of a name or a path
 NAMES = ("checkpoint", "backbone", "precision", "max_context", "draft")  # kept of a load
+PLACES = ("checkpoint", "backbone", "draft")
 TEXTS = ("name", "made", "device")
+DAMAGE = (ValueError, KeyError, TypeError, RecursionError)  # of a file or an entry
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,21 @@ class RecentModel:
 
     @staticmethod
     def kept_of(request: LoadRequest) -> LoadRequest:
-        """What is kept of a load."""
-        return LoadRequest(**{name: getattr(request, name) for name in NAMES})
+        """What is kept of a load: paths from the root, as the next start may be in another
+        folder, where a relative one could pass for a Hub id."""
+        kept = {name: getattr(request, name) for name in NAMES}
+        return LoadRequest(**kept | {name: on_disk(kept[name]) for name in PLACES if kept[name]})
 
     def at_start(self, request: LoadRequest) -> LoadRequest:
-        """The load of this model by a program that is started with `request`, whose options win."""
+        """The load of this model by a program that is started with `request`, whose options win;
+        nobody asked for it now, so nothing is downloaded."""
         own = self.request
         return replace(
             request,
             checkpoint=own.checkpoint,
             backbone=own.backbone,
             draft=own.draft,
+            offline=True,
             precision=own.precision if request.precision == "auto" else request.precision,
             max_context=request.max_context or own.max_context,
         )
@@ -77,7 +84,7 @@ class RecentModel:
 
 
 class RecentModels:
-    """The list of a data folder. A failure to write stops nothing: it is reported through `tell`.
+    """The list of a data folder. A failure stops nothing: it is reported once, through `tell`.
 
     While a program loads the last model at its start, a mark lies beside the file, and its lock is
     held: a mark without a holder means that the program was ended by it.
@@ -88,17 +95,24 @@ class RecentModels:
         self._mark = folder / f"{FILE}.starting"
         self._lock = FileLock(f"{self.file}.lock", timeout=0, thread_local=False)
         self._tell = tell
+        self._said: set[str] = set()  # the page reads the list every second
 
     def all(self) -> list[RecentModel]:
-        """The models, newest first; none, and reported, where the file is damaged."""
+        """The models, newest first; what is damaged is left out, and reported."""
+        models = list[RecentModel]()
         try:
-            values = json.loads(self.file.read_text(encoding="utf-8"))
-            return [RecentModel.from_json(one) for one in values["models"]][:MOST]
+            values = json.loads(self.file.read_text(encoding="utf-8"))["models"]
         except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            self._tell(f"the list of recent models cannot be read ({error}): check {self.file}")
-            return []
+            return models
+        except (OSError, *DAMAGE) as error:
+            self._say(f"the list of recent models cannot be read ({error}): check {self.file}")
+            return models
+        for one in values if isinstance(values, list) else [values]:
+            try:
+                models.append(RecentModel.from_json(one))
+            except DAMAGE as error:
+                self._say(f"a recent model cannot be read ({error}): check {self.file}")
+        return models[:MOST]
 
     def last(self) -> RecentModel | None:
         """The model to begin with; None for the demo: there is no other, or it ended its process
@@ -108,13 +122,22 @@ class RecentModels:
         return newest if is_wanted else None
 
     def note(self, request: LoadRequest, model: ModelInfo) -> None:
-        """Put a model that was loaded first."""
+        """Put a model that was loaded first; one that could not be read again is not kept."""
         new = RecentModel.of(request, model)
+        try:
+            RecentModel.from_json(new.to_json())
+        except ValueError:
+            return
         self._write([new, *(one for one in self.all() if one.request != new.request)][:MOST])
 
-    def forget(self, request: LoadRequest) -> None:
-        """Take a model off the list."""
-        self._write([one for one in self.all() if one.request != request])
+    def forget(self, checkpoint: str) -> None:
+        """Take a checkpoint that was deleted off the list, and all files of a repo with it."""
+        every = self.all()
+        left = [
+            one for one in every if not f"{one.request.checkpoint}/".startswith(f"{checkpoint}/")
+        ]
+        if left != every:
+            self._write(left)
 
     def note_end(self, model: RecentModel) -> None:
         """The process ended while it was loaded: no later start begins with it."""
@@ -144,4 +167,9 @@ class RecentModels:
         try:
             paths.write_text(self.file, json.dumps(values, ensure_ascii=False, indent=1))
         except (OSError, UnicodeError) as error:
-            self._tell(f"the list of recent models cannot be written ({error}): check {self.file}")
+            self._say(f"the list of recent models cannot be written ({error}): check {self.file}")
+
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._tell(line)

@@ -62,6 +62,10 @@ class Session:
         """How many requests come before this one; 0 when it runs or has ended."""
         return self._queue.position(ticket)
 
+    def has_waiting(self, kind: type[Request[Any]]) -> bool:
+        """Whether a request of this kind waits."""
+        return bool(self._queue.waiting(kind))
+
     def cancel(self, ticket: Ticket[Any]) -> None:
         """Cancel a request: at once while it waits; a running answer stops at its next step, a load
         within seconds."""

@@ -26,7 +26,7 @@ def build_app(
     recent: RecentModels | None = None,
 ) -> tuple[gr.Blocks, ChatController]:
     """The page over a session, and its chat controller. trees: presets offered beside "auto"."""
-    models = ModelsController(session)
+    models = ModelsController(session, recent=recent)
     with gr.Blocks(title="medusa-chat", analytics_enabled=False, fill_width=True) as blocks:
         build_header(session, share, models, recent)
         with gr.Tabs(elem_id="tabs"):

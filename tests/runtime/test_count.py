@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.messages import CountRequest, LoadRequest
@@ -59,3 +60,29 @@ def test_a_text_that_no_context_holds_is_told_without_figures(demo):
 def test_a_busy_model_is_asked_again_later(demo, monkeypatch):
     monkeypatch.setattr(typed_count, "SECONDS", 0.0)
     assert json.loads(asyncio.run(count_line(demo, [HELLO], 4))) == {"asked": 4, "wait": True}
+
+
+def test_two_tabs_that_type_have_one_question_in_the_queue(monkeypatch):
+    monkeypatch.setattr(typed_count, "SECONDS", 0.2)
+    session = Session(ScriptedRunner(delay=0.05, steps=200))
+    assert session.submit(LoadRequest()).done.wait(60)
+    answer = session.submit(Reply([HELLO], GenerationSettings(max_new_tokens=500)))
+    most = []
+
+    async def both():
+        texts = [{"role": "user", "content": text} for text in ("one", "two")]
+        asked = [asyncio.create_task(count_line(session, [text], 5)) for text in texts]
+        await asyncio.sleep(0.1)
+        most.append(len(session._queue.waiting(CountRequest)))
+        return await asyncio.gather(*asked)
+
+    lines = asyncio.run(both())
+    assert most == [1] and [json.loads(line) for line in lines] == [{"asked": 5, "wait": True}] * 2
+    session.cancel(answer)
+    session.close()
+
+
+def test_a_long_conversation_is_not_counted_while_one_types(demo, monkeypatch):
+    monkeypatch.setattr(Session, "take_up", None)
+    long = [HELLO, {"role": "assistant", "content": "fox " * 62_500}, HELLO]
+    assert json.loads(asyncio.run(count_line(demo, long, 6))) == {"asked": 6}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -131,6 +131,22 @@ def test_the_bin_keeps_a_conversation_for_thirty_days(history, monkeypatch):
     assert b"words of" not in data
 
 
+def test_what_the_disk_did_not_remove_is_not_said_to_be_gone(history, monkeypatch):
+    history.save("a", said("words"), is_deleted=True)
+    commit = history._commit
+
+    def full(act):
+        with suppress(ZeroDivisionError):
+            commit(lambda base: (act(base), 1 / 0))
+        raise sqlite3.OperationalError("disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "_commit", full)
+        assert history.purge(-math.inf) == []
+    assert [one.id for one in history.binned()] == ["a"]
+    assert history.purge(-math.inf) == ["a"] and history.binned() == []
+
+
 def test_a_version_without_a_bin_neither_lists_nor_removes_what_lies_in_it(history):
     """Its two queries, as they were in 0.3.0, and how it writes."""
     history.save("a", said("keep me"), is_deleted=True)
@@ -153,6 +169,15 @@ def test_pinned_conversations_stand_first_also_of_a_search(history):
     assert history.load("3").is_pinned and not history.load("3").branch(1).is_pinned
     history.save("3", replace(history.load("3"), is_pinned=False))
     assert [one.id for one in history.listed()][:2] == ["1", "5"]
+
+
+def test_a_list_makes_only_the_excerpts_that_it_shows(history, monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "excerpt_of", lambda body, search: made.append(body) or "")
+    for number in range(20):
+        history.save(f"{number}", said("hello", f"words {number}", at=float(number)))
+    assert [one.id for one in history.listed("words", 3)] == ["19", "18", "17"]
+    assert len(made) == 3
 
 
 def test_a_title_that_looks_like_a_pin_is_none(history):

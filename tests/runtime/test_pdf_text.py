@@ -1,8 +1,11 @@
 """The text of PDF files, and of files that are none."""
 
 import signal
+import threading
+import time
 
 import pytest
+from support.waiting import wait_for
 
 from medusa_chat.errors import UsageError
 from medusa_chat.runtime import pdf_text as module
@@ -96,3 +99,25 @@ def test_a_child_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(module, "COMMAND", hangs)
     with pytest.raises(UsageError, match="seconds to read"):
         pdf_text(b"%PDF-1.4")
+
+
+def test_a_file_beside_another_is_refused_in_a_moment(monkeypatch):
+    monkeypatch.setattr(module, "TURN", 0.2, raising=False)
+    monkeypatch.setattr(module, "PATIENCE", 5.0)
+    slow = (module.sys.executable, "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr(module, "COMMAND", slow)
+
+    def read_first():
+        with pytest.raises(UsageError, match="seconds to read"):
+            pdf_text(b"%PDF-1.4")
+
+    first = threading.Thread(target=read_first)
+    first.start()
+    wait_for(lambda: module.ONE._value == 0)
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="another PDF is being read"):
+        pdf_text(b"%PDF-1.4")
+    assert time.monotonic() - began < 4.0
+    first.join()
+    monkeypatch.undo()
+    assert pdf_text(made("hello")).text == "hello"

@@ -4,14 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.hub_files import WHOLE, server  # noqa: F401
+from support.hub_server import Hub
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
 
+from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.cli.ui import Ui
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import ModelError
 from medusa_chat.messages import LoadPhase, LoadRequest
-from medusa_chat.runtime.recent_models import FILE, MOST, RecentModel, RecentModels
+from medusa_chat.runtime.recent_models import FILE, LONGEST, MOST, RecentModel, RecentModels
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import WorkerGone
 from medusa_chat.runtime.session import Session
@@ -62,7 +65,7 @@ def test_the_last_model_comes_back_as_it_was(recent):
     runner = Loads()
     session = started(recent, runner)
     assert runner.asked == [
-        LoadRequest("owner/real", precision="int8", device="cpu", max_context=512)
+        LoadRequest("owner/real", precision="int8", device="cpu", max_context=512, offline=True)
     ]
     assert session.state.model.name == "owner/real" and not session.state.message
     session.close()
@@ -77,8 +80,8 @@ def test_a_named_model_wins_and_is_the_last_one_then(recent):
 
 def test_options_of_the_start_win_over_what_was_kept(recent):
     recent.note(REAL, Loads().model)
-    asked = LoadRequest(precision="bf16", max_context=64, device="cuda", offline=True)
-    assert recent.last().at_start(asked) == replace(asked, checkpoint="owner/real")
+    asked = LoadRequest(precision="bf16", max_context=64, device="cuda")
+    assert recent.last().at_start(asked) == replace(asked, checkpoint="owner/real", offline=True)
 
 
 def test_a_last_model_that_is_gone_gives_the_demo_and_a_line(recent, capsys):
@@ -89,6 +92,43 @@ def test_a_last_model_that_is_gone_gives_the_demo_and_a_line(recent, capsys):
     assert "there is no such folder; the demo is loaded instead" in capsys.readouterr().err
     assert recent.last().request == RecentModel.kept_of(REAL), "it may be back at the next start"
     session.close()
+
+
+class Fetches(Loads):
+    """Fetches what it is asked for."""
+
+    def load(self, request):
+        for phase, _ in fetch(request) if request.checkpoint != "demo" else ():
+            yield phase
+        yield from super().load(request)
+
+
+def test_a_last_model_that_was_deleted_is_not_downloaded_at_the_start(recent, server: Hub):  # noqa: F811
+    recent.note(LoadRequest(WHOLE), Loads().model)
+    session = started(recent, Fetches())
+    assert session.state.model.name == "demo" and not server.requests
+    assert "is not in the cache, and is not downloaded unasked" in session.state.message
+    assert not session.started_with.offline, "what the user asks for later may be downloaded"
+    session.close()
+
+
+def test_a_folder_comes_back_from_another_working_folder(recent, tmp_path, monkeypatch):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "draft.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    asked = LoadRequest("mine/model", backbone="owner/base", draft="draft.gguf")
+    recent.note(asked, Loads().model)
+    monkeypatch.chdir(tmp_path / "mine")
+    kept = recent.last().request
+    assert kept.checkpoint == str(tmp_path / "mine" / "model")
+    assert kept.draft == str(tmp_path / "draft.gguf") and kept.backbone == "owner/base"
+
+
+@pytest.mark.parametrize("name", ["demo", "smollm2", "owner/real"])
+def test_a_name_that_is_no_path_stays_as_typed(tmp_path, monkeypatch, name):
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert RecentModel.kept_of(LoadRequest(name)).checkpoint == name
 
 
 def test_a_last_model_that_ends_its_process_is_not_tried_at_each_start(recent):
@@ -141,7 +181,7 @@ def test_the_list_is_short_and_has_each_model_once(recent):
         recent.note(LoadRequest(f"owner/{number}"), Loads().model)
     assert len(names(recent)) == MOST and names(recent)[0] == "owner/5"
     assert len(set(names(recent))) == MOST
-    recent.forget(recent.all()[0].request)
+    recent.forget(recent.all()[0].request.checkpoint)
     assert len(names(recent)) == MOST - 1
 
 
@@ -151,6 +191,7 @@ def test_the_list_is_short_and_has_each_model_once(recent):
         "{",
         "[]",
         '{"models": [{}]}',
+        '{"models": null}',
         '{"models": [7]}',
         json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "max_context": "9"}]}),
         json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "checkpoint": ""}]}),
@@ -162,9 +203,35 @@ def test_a_damaged_list_is_told_and_stops_nothing(tmp_path, text):
     recent = RecentModels(tmp_path, told.append)
     (tmp_path / FILE).write_bytes(text.encode("latin-1"))
     assert recent.all() == [] and recent.last() is None
-    assert told and "cannot be read" in told[0]
+    assert len(told) == 1 and "cannot be read" in told[0]
     recent.note(REAL, Loads().model)
     assert names(recent) == ["owner/real"]
+
+
+def test_a_damaged_entry_costs_no_other(tmp_path):
+    told = []
+    recent = RecentModels(tmp_path, told.append)
+    for name in ("owner/a", "owner/b"):
+        recent.note(LoadRequest(name), Loads().model)
+    values = json.loads((tmp_path / FILE).read_text())
+    values["models"].insert(1, {"checkpoint": 7})
+    (tmp_path / FILE).write_text(json.dumps(values))
+    assert names(recent) == names(recent) == ["owner/b", "owner/a"]
+    assert len(told) == 1 and "a recent model cannot be read" in told[0]
+
+
+def test_a_name_that_is_too_long_to_be_read_is_not_kept(recent):
+    recent.note(REAL, Loads().model)
+    recent.note(LoadRequest(f"owner/{'x' * LONGEST}"), Loads().model)
+    recent.note(LoadRequest("owner/other"), replace(Loads().model, name="x" * LONGEST * 2))
+    assert names(recent) == ["owner/real"]
+
+
+def test_with_a_deleted_repo_go_its_files_and_nothing_else(recent):
+    for name in ("owner/real/a.gguf", "owner/real", "owner/realistic"):
+        recent.note(LoadRequest(name), Loads().model)
+    recent.forget("owner/real")
+    assert names(recent) == ["owner/realistic"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

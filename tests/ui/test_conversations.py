@@ -529,6 +529,24 @@ def test_an_emptied_bin_leaves_nothing_on_the_disk(server, history):
     assert b"secret words" not in history.file.read_bytes()
 
 
+def test_an_emptied_bin_keeps_what_was_brought_back_while_the_disk_was_full(
+    server, history, monkeypatch
+):
+    tab, chats = owner(), []
+    for text in ("pears", "plums"):
+        chats.append(say(server, tab, text))
+        server.delete_conversation(tab, event(id=chats[-1].id))
+    steps = history.file.parent / "steps"
+    wait_for(lambda: len(history.binned()) == len(list(steps.iterdir())) == 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "_open", _full)
+        server.restore_conversation(tab, event(id=chats[0].id))
+    server.empty_bin(tab)
+    assert titles(server) == ["pears"] and server.list.binned(OWNER) == []
+    assert [one.name for one in steps.iterdir()] == [chats[0].id]
+    wait_for(lambda: history.load(chats[0].id) is not None)
+
+
 def test_what_lies_in_the_bin_comes_back_after_a_restart(server, session, history):
     tab = owner()
     for text in ("pears", "plums"):

@@ -24,6 +24,7 @@ from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.requests import Reply, Switch
 from medusa_chat.runtime.runner import WorkerGone
+from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, MemoryTarget, look_up
@@ -683,6 +684,17 @@ def test_a_cached_one_is_deleted_and_its_bytes_are_told(controller, server, monk
     controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
     assert "deleted" in told[0] and "kB" in told[0]
     assert hub.cached() == ()
+
+
+def test_a_deleted_one_leaves_the_recent_models(session, server, tmp_path):
+    recent = RecentModels(tmp_path)
+    for name in ("someone/new-medusa", "someone/other"):
+        recent.note(LoadRequest(name), ScriptedRunner().model)
+    list(hub.pull(hub.plan("someone/new-medusa", None, None)))
+    controller = ModelsController(session, recent=recent)
+    controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
+    assert hub.cached() == ()
+    assert [one.request.checkpoint for one in recent.all()] == ["someone/other"]
 
 
 def test_memory_is_asked_of_the_models_process_in_its_turn(session):

@@ -167,7 +167,9 @@ class ConversationList:
     def _purge(self, seconds: float) -> None:
         self._purged_at = time.monotonic()
         history, steps = self.sessions.history, self.sessions.steps
-        for gone in history.purge(seconds) if history else ():
+        # Open ones were brought back, whether or not the disk took that.
+        kept = {chat.id for chat in self.sessions.all(OWNER) if not chat.is_deleted}
+        for gone in history.purge(seconds, kept) if history else ():
             self.sessions.forget(OWNER, gone)
             if steps:
                 steps.delete(gone)

@@ -8,13 +8,19 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.node_card import soon
 from medusa_chat.ui.page.tree_view import to_line
 
+LONGEST = 250_000  # characters of a conversation: more are not counted while one types
 SECONDS = 2.0  # then the browser asks again, after the answer that runs
 
 
 async def count_line(session: Session, messages: Sequence[Message], number: int) -> str:
-    """JSON for count.js: {"message", "left"} in tokens; {"wait"} while the model is busy; neither
-    where nothing can be counted. number: of the question, which it is told with."""
+    """JSON for count.js: {"message", "left"} in tokens; {"wait"} while the model is busy or
+    another question waits for it; neither where nothing can be counted. number: of the question,
+    which it is told with."""
     asked = {"asked": number}
+    if sum(len(message["content"]) for message in messages) > LONGEST:
+        return to_line(asked)
+    if session.has_waiting(CountRequest):  # each would come before what guests wait for
+        return to_line(asked | {"wait": True})
     try:
         ticket = await soon(session, CountRequest(tuple(messages)), SECONDS)
     except MedusaChatError:  # no room in the queue, or the program ends

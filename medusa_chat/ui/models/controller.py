@@ -11,7 +11,7 @@ from medusa_chat.checkpoints.kept_copies import KeptCopy
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.hub.catalog import model_preset, repo_id_of, repo_of
 from medusa_chat.messages import LoadRequest
-from medusa_chat.runtime.recent_models import RecentModel
+from medusa_chat.runtime.recent_models import RecentModel, RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
 from medusa_chat.ui.models.entries import Entry
@@ -27,7 +27,13 @@ from medusa_chat.ui.page.status import Coming
 class ModelsController:
     """What the tab's events do; shared by all browser tabs, refused to guests."""
 
-    def __init__(self, session: Session, catalog: ModelCatalog | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        catalog: ModelCatalog | None = None,
+        recent: RecentModels | None = None,
+    ) -> None:
+        self._recent = recent
         self.catalog = catalog or ModelCatalog()
         self.picker = ModelPicker(session, self.catalog)
         self.view = ModelsView(session, self.catalog, self.picker)
@@ -144,6 +150,8 @@ class ModelsController:
         of = repo_id_of(name)
         if hub.is_repo_id(of) and (not freed or any(m.id == of for m in hub.cached())):
             freed += hub.remove(repo)
+            if self._recent is not None:
+                self._recent.forget(name)
         self.catalog.forget()
         self.catalog.cached = tuple(model for model in self.catalog.cached if model.id != of)
         self.catalog.copies = kept_copies.kept()
