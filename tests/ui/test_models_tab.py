@@ -22,9 +22,9 @@ from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.hub.client import hub_errors
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
 from medusa_chat.runtime.model_lifecycle import ModelState
+from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.requests import Reply, Switch
 from medusa_chat.runtime.runner import WorkerGone
-from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import GUEST
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, MemoryTarget, look_up

@@ -31,8 +31,8 @@ class Names:
         self.is_whole = bool(self._fits.all())
 
     def best(self, scores: Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
-        """Log probabilities float32 [n, V_d] -> of each row the best tokens, in the backbone's ids, and
-        their probabilities, falling; 0 for what the backbone does not have."""
+        """Log probabilities float32 [n, V_d] -> of each row the best tokens, in the ids of the
+        backbone, and their probabilities, falling; 0 for what the backbone does not have."""
         if not self.is_whole:
             scores = scores.masked_fill(~self._fits, -torch.inf)
         values, best = scores.topk(min(width, scores.shape[1]))
