@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -333,11 +334,21 @@ def open_settings(tab) -> None:
 def wait_attached(tab) -> None:
     """Wait until the tab shows its conversation. What the browser has stored does not tell it: that
     stays over a reload, and other tabs write it, too."""
-    tab.wait_for_function(script("page", "page.model !== null"))
+    wait_true(tab, script("page", "page.model !== null"))
+
+
+def wait_true(tab, function: str) -> Any:
+    """The first true value of an async function. wait_for_function takes its promise for one, and
+    waits for nothing."""
+    end = time.monotonic() + SLOW / 1000
+    while not (found := tab.evaluate(function)):
+        assert time.monotonic() < end, f"never true: {function}"
+        tab.wait_for_timeout(20)
+    return found
 
 
 def script(module: str, expression: str, given: str = "") -> str:
-    """JavaScript for evaluate and wait_for_function: an expression with what a module of the page
+    """JavaScript for evaluate and wait_true: an expression with what a module of the page
     exports under the module's name. given: the name of its argument."""
     taken = f"const {{ {module} }} = await import('medusa/{module}.js')"
     return f"async ({given}) => {{ {taken}; return {expression}; }}"

@@ -16,6 +16,7 @@ from support.page import (
     reload,
     script,
     scripted_page,
+    wait_true,
 )
 from support.races import Racer
 
@@ -508,7 +509,7 @@ def test_the_demo_races_as_a_gpu_would(served, browser):
         page_of(session) as page,
         opened_on(browser, page, "Compare", ".race-clock") as tab,
     ):
-        tab.wait_for_function(script("page", "page.model?.isDemo"))
+        wait_true(tab, script("page", "page.model?.isDemo"))
         assert race_clock(tab).input_value() == "gpu"
         assert "this demo's" in tab.inner_text(".race-words")
         chosen(tab, "Clock", "own")

@@ -17,6 +17,7 @@ from support.page import (
     scripted_page,
     send,
     wait_end,
+    wait_true,
 )
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
@@ -95,7 +96,7 @@ def have(tab, *questions):
     kept = [("", StoredConversation(tree, updated_at=n)) for n, tree in enumerate(trees)]
     file = {"name": "a.json", "mimeType": "", "buffer": written(kept).encode()}
     tab.wait_for_selector(".chat-list-foot", state="attached")
-    tab.wait_for_function(KNOWN)
+    wait_true(tab, KNOWN)
     tab.set_input_files(".chat-list-foot input", file)
     told(tab, f"{len(kept)} conversation")
     tab.locator("#notices").evaluate("node => node.replaceChildren()")

@@ -16,6 +16,7 @@ from support.page import (
     scripted_page,
     send,
     wait_end,
+    wait_true,
 )
 from support.scripted import ScriptedRunner
 
@@ -101,16 +102,16 @@ def turn_clock(tab, ms: float) -> None:
 def shown(tab) -> int:
     """Of how many steps the answer is shown. A view that came late begins anew: it has none yet."""
     number = script("show", "show.shown() !== '' && String(show.shown())")
-    return int(tab.wait_for_function(number).json_value())
+    return int(wait_true(tab, number))
 
 
 def wait_shown(tab, steps: int) -> None:
-    tab.wait_for_function(script("show", f"show.shown() === {steps}"))
+    wait_true(tab, script("show", f"show.shown() === {steps}"))
 
 
 def wait_received(tab) -> None:
     """Until the answer is decoded, and the browser has all of it: only its clock holds it back."""
-    tab.wait_for_function(script("show", "show.received()"))
+    wait_true(tab, script("show", "show.received()"))
 
 
 def said(tab) -> str:
@@ -298,7 +299,7 @@ def test_a_stream_that_begins_anew_keeps_the_clock(tab, runner):
     tab.evaluate(CUT)
     begin(tab, runner)
     tab.evaluate("cut()")
-    tab.wait_for_function(script("show", "!show.isOn()"))
+    wait_true(tab, script("show", "!show.isOn()"))
     turn_clock(tab, modelled_ms(tab) * 5 + 0.5)
     wait_shown(tab, 5)
 
@@ -310,7 +311,7 @@ def test_a_reload_goes_on_at_the_shown_step(open_tab, runner):
     turn_clock(tab, modelled_ms(tab) * 4 + 0.5)
     wait_shown(tab, 4)
     reload(tab)
-    tab.wait_for_function(script("show", "show.isOn()"))
+    wait_true(tab, script("show", "show.isOn()"))
     wait_shown(tab, 4)
     tab.wait_for_selector('svg.tree[data-step="3"]')
     tab.click(".skip")
@@ -334,7 +335,7 @@ def test_a_message_waits_for_the_shown_end_or_skips_to_it(tab, runner):
     assert tab.locator("#history .user-row").count() == 1
     tab.click("#next .skip")
     tab.wait_for_function("document.querySelectorAll('#history .user-row').length === 2")
-    tab.wait_for_function(script("show", "show.isOn()"))
+    wait_true(tab, script("show", "show.isOn()"))
     tab.click("#tree .skip")
     wait_end(tab)
     assert tab.locator("#history .bot").count() == 2
