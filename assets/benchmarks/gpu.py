@@ -2,10 +2,10 @@
 
 What the GPU reads at most, which attention of torch's is right there, our kernels' parity, every
 model family's answers, the steps of a 7B and an 8B shape (random weights, no download) with a
-profile, `generate` of transformers beside them, the app's own process, and where Medusa's text
-parts from plain decoding's in each number format. Every part runs in a process of its own, those
-whose time does not matter side by side, and the file is written after each. --dry-run runs the same
-code on a CPU.
+profile and with a drafter, `generate` of transformers beside them, the app's own process, and where
+Medusa's text parts from plain decoding's in each number format. Every part runs in a process of its
+own, those whose time does not matter side by side, and the file is written after each. --dry-run
+runs the same code on a CPU.
 """
 
 import argparse
@@ -36,6 +36,7 @@ PARTS = (  # what tells most first: the last ones may find no time
     Part("nf4-merged", "gpu_nf4:merged", 90, {}, QUANTISED, is_timed=False),
     Part("ceiling", "gpu_reading:ceiling", 60),
     Part("7b-fp16", "gpu_steps:steps", 150, {**FP16, "lengths": SHORT}),
+    Part("7b-drafter", "gpu_drafters:steps", 90, {**FP16, "length": SHORT[0]}),
     Part("app", "gpu_app:worker", 150),
     Part(MODEL, "gpu_app:speeds", 120, {"precision": "bf16"}),
     Part("7b-nf4", "gpu_nf4:steps", 150, {"lengths": SHORT}, QUANTISED),

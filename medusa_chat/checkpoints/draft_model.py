@@ -32,6 +32,7 @@ from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.cuda_graph_step import CudaGraphStep
 from medusa_chat.decoding.backends.native_library import NativeLibrary
 from medusa_chat.decoding.drafters.dflash import DFlash
 from medusa_chat.decoding.drafters.draft_model import DraftModel
@@ -189,7 +190,8 @@ def _read_model(
         )
     is_spread = own.device_map is not None
     backend, _ = prepare(model, None, own.device, own.context, is_spread=is_spread, keep=keep)
-    by_torch = backend if isinstance(backend, TorchStep) else TorchStep(backend.backbone)
+    by_torch = backend.by_pass if isinstance(backend, CudaGraphStep) else backend
+    assert isinstance(by_torch, TorchStep)
     drafter = DraftModel(by_torch, backbone.vocabulary)
     held = held_bytes(model, *by_torch.backbone.beside) + by_torch.backbone.cache.nbytes
     note = (

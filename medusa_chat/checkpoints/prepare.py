@@ -30,6 +30,7 @@ from medusa_chat.decoding.backends.native_weights import (
 )
 from medusa_chat.decoding.backends.parity import agrees
 from medusa_chat.decoding.backends.quantised import release
+from medusa_chat.decoding.backends.recorded_pass import RecordedPasses
 from medusa_chat.decoding.backends.replacements import replace_submodules
 from medusa_chat.decoding.backends.stored_linear import store_linears, use_kernels
 from medusa_chat.decoding.engine import Engine
@@ -61,6 +62,7 @@ TEXT, NEW = 9, 16  # tokens of the made-up prompt of the trial of CUDA graphs, a
 STARTS = (3, 5, 8)  # of several prompts: in one a near tie may make the texts differ at once
 EXACT, ROUGH = 1e-3, 0.3  # of probabilities and nats, in fp32 and in 16 bits
 INSTEAD = "steps run by torch operators"
+PASSES_INSTEAD = "passes of steps that are not recorded whole run by torch operators"
 
 
 def prepare(
@@ -234,22 +236,29 @@ def try_cuda_graphs(backbone: Backbone, heads: MedusaHeads | None) -> tuple[Step
     by_operators = TorchStep(backbone)
     if backbone.context < TEXT + 2 * NEW:
         return by_operators, "the context is too short to try CUDA graphs"
-    recorded = CudaGraphStep(backbone)
     limit = EXACT if backbone.dtype == torch.float32 else ROUGH
     trees = (ROOT, cartesian(2, 2)) if heads is not None and len(heads) > 1 else (ROOT,)
 
-    def difference() -> float:
-        return max(_off_by(by_operators, recorded, heads, tree) for tree in trees)
+    def agree(said: str, way: CudaGraphStep | RecordedPasses) -> bool:
+        is_right = agrees(
+            said, lambda: max(_off_by(by_operators, way, heads, tree) for tree in trees), limit
+        )
+        Engine(by_operators).forget()
+        return is_right
 
-    is_right = agrees(INSTEAD, difference, limit)
-    Engine(by_operators).forget()
-    if is_right:
-        return CudaGraphStep(backbone), ""  # a new one, which frees the graphs of the trial
-    return by_operators, "CUDA graphs failed or gave other results (see the log)"
+    if not agree(INSTEAD, CudaGraphStep(backbone)):
+        return by_operators, "CUDA graphs failed or gave other results (see the log)"
+    chosen = CudaGraphStep(backbone)  # a new one, which frees the graphs of the trial
+    if not agree(PASSES_INSTEAD, RecordedPasses(backbone)):
+        chosen.by_pass.stop()
+    return chosen, ""
 
 
 def _off_by(
-    by_operators: StepBackend, recorded: CudaGraphStep, heads: MedusaHeads | None, tree: Tree
+    by_operators: StepBackend,
+    recorded: CudaGraphStep | RecordedPasses,
+    heads: MedusaHeads | None,
+    tree: Tree,
 ) -> float:
     """The largest difference of a probability or an entropy, up to where a near tie makes the texts
     differ. Raises RuntimeError where no step after a recorded one could be compared."""

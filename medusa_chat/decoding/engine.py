@@ -24,7 +24,7 @@ from medusa_chat.decoding.penalties import Penalties
 from medusa_chat.decoding.probe import common_prefix, probe_logits
 from medusa_chat.decoding.reasoning import Part, ReasoningReader
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, TorchStep, read
+from medusa_chat.decoding.step import DecodeState, StepBackend, StepResult, read
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.errors import ContextError, UsageError
 
@@ -193,7 +193,7 @@ class Engine:
         plan = drafter.plan(known, self.backbone.context - 1 - cache.length)
         planned = perf_counter() - begun
         cache.claim(self._most_rows)
-        result = self._backend(state).step(state, plan)
+        result = self.backend.step(state, plan)
         result.heads_seconds += planned
         if result.is_finite:
             self._ids += result.tokens
@@ -236,13 +236,6 @@ class Engine:
             context=self.backbone.context,
             backend=self.backend.name,
         )
-
-    def _backend(self, state: DecodeState) -> StepBackend:
-        """The backend for the step. If logits or states are kept it is never a recording, whose
-        own are overwritten by its next step; nor with penalties, which are computed on the host."""
-        is_read = state.keeps_logits or state.keeps_states or state.penalties is not None
-        is_recorded = not isinstance(self.backend, TorchStep)
-        return TorchStep(self.backbone) if is_read and is_recorded else self.backend
 
     def _require_room(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

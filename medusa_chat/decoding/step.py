@@ -37,6 +37,11 @@ class DecodeState:
     keeps_states: bool = False
     penalties: Penalties | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the host changes the step's logits, or results have them or its states."""
+        return self.keeps_logits or self.keeps_states or self.penalties is not None
+
 
 @dataclass
 class StepResult:
@@ -140,7 +145,7 @@ class TorchStep:
         result.logits = logits if state.keeps_logits else None
         if state.keeps_states:
             result.states = states[result.path]
-            result.taps = self.backbone.tapped[result.path] if self.backbone.is_tapped else None
+            result.taps = self.tapped[result.path] if self.backbone.is_tapped else None
         if result.is_finite:
             cache.keep(result.path)
         state.root_id, state.hidden = result.next_token, hidden
@@ -153,6 +158,11 @@ class TorchStep:
         backbone's dtype, and logits [n, V]."""
         hidden = self.backbone.run_tree(draft.tokens, draft.tensors)
         return hidden, self.backbone.lm_head(hidden)
+
+    @property
+    def tapped(self) -> Tensor:
+        """What the last `run` left at the backbone's taps, [n, k, d]."""
+        return self.backbone.tapped
 
 
 def row_at(node: Tensor, rows: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from medusa_chat.checkpoints import devices, prepare, weights
 from medusa_chat.checkpoints.tree_check import check_steps
 from medusa_chat.decoding import attention
 from medusa_chat.decoding.attention import aligned, disable_cudnn_attention
-from medusa_chat.decoding.backends.cuda_graph_step import GraphCapture
 from medusa_chat.decoding.draft import TreeTensors
+from medusa_chat.decoding.graph_capture import GraphCapture
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 
@@ -153,7 +153,7 @@ def test_a_failed_capture_gives_its_pool_back_by_number(monkeypatch, device, ind
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "next")
     capture = object.__new__(GraphCapture)
-    capture.backbone = SimpleNamespace(device=torch.device(device))
+    capture._device = torch.device(device)
     capture._stream, capture._pool = object(), "spoilt"
     capture.recover()
     assert given == [(index, "spoilt")] and capture._pool == "next"

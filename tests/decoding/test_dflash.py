@@ -123,7 +123,7 @@ def test_with_a_term_for_neighbours_children_depend_on_their_parent(tmp_path):
     assert len({found.tokens[found.tree.parents[n]] for n in deep}) > 1
     for node in deep:
         before = found.tokens[found.tree.parents[node]]
-        logits = drafter._logits[found.tree.depths[node] - 1] + two @ one[before]
+        logits = drafter._scores[found.tree.depths[node] - 1] + two @ one[before]
         expected = float(logits.softmax(-1)[found.tokens[node]])
         assert found.shares[node] == pytest.approx(expected, abs=1e-5)
 

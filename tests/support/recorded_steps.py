@@ -71,7 +71,6 @@ def step_of(
     plan = made.plan([1, 2, 3], 4)
     hidden = torch.empty(1, model.config.hidden_size, dtype=dtype)
     state = DecodeState(made, settings, details, hidden, 5)
-    capture = SimpleNamespace(
-        backbone=backbone, state=State.like(hidden), recorded=lambda body: body
-    )
-    return RecordedStep(capture, plan, state, DeviceSettings(settings, DEVICE), 80)
+    capture = SimpleNamespace(recorded=lambda body: body)
+    given = capture, backbone, State.like(hidden), plan, state
+    return RecordedStep(*given, DeviceSettings(settings, DEVICE), 80)

@@ -1,10 +1,6 @@
 """CudaGraphStep: steps as CUDA graphs, the next one queued before the last one is read."""
 
-import gc
 import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +8,9 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.backbone import Backbone
+from medusa_chat.decoding.backends.recorded_pass import RecordedPasses
 from medusa_chat.decoding.draft import Draft, Plan
+from medusa_chat.decoding.graph_capture import GraphCapture, bucket_of, said_of
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.step import (
     DecodeState,
@@ -26,10 +24,8 @@ from medusa_chat.decoding.step import (
     unpacked,
 )
 
-SHORTEST = 512  # positions that a step reads behind a short text
 ASKED = 3  # steps of a kind before it is recorded: a rare kind is not worth a recording
 MOST_KINDS = 48  # of recorded steps, at a time
-WARM_UPS = 2  # before the one in which waiting for the device is an error
 
 
 @dataclass(frozen=True)
@@ -54,91 +50,6 @@ class State:
         self.root.fill_(root)
         if hidden is not self.hidden:
             self.hidden.copy_(hidden)
-
-
-class GraphCapture:
-    """Records work. On CUDA they share a capture stream and a memory pool: they run one after
-    another, and their results are copied out of the pool."""
-
-    def __init__(self, backbone: Backbone, state: State) -> None:
-        self.backbone, self.state = backbone, state
-        self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
-        if backbone.device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(backbone.device)
-
-    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
-        """A function with the effect of `body`: on CUDA the replay of its graph, else `body`
-        itself.
-
-        Warm-up steps start from the current state; the next real step overwrites what they write to
-        the cache. In the last one waiting for the device is an error, so that a body which cannot
-        be recorded fails here and not in the middle of a capture.
-        """
-        if self._stream is None:
-            return body
-        device, state = self.backbone.device, self.state
-        kept = [t.clone() for t in (state.cur, state.root, state.hidden)]
-
-        def restore() -> None:
-            for own, copy in zip((state.cur, state.root, state.hidden), kept, strict=True):
-                own.copy_(copy)
-
-        current = torch.cuda.current_stream(device)
-        graph = torch.cuda.CUDAGraph()
-        # a failed capture would leave its own stream as the current one
-        with torch.cuda.device(device), torch.cuda.stream(current), _no_garbage_collection():
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                for _ in range(WARM_UPS):
-                    body()
-                    restore()
-                with _no_waiting():
-                    body()
-                restore()
-            current.wait_stream(self._stream)
-            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
-                body()
-        with torch.cuda.stream(current):
-            restore()  # capturing ran nothing
-        return graph.replay
-
-    def recover(self) -> None:
-        """After a failed capture: take a new memory pool, for the old one may still be in use by
-        the capture."""
-        if self._stream is None:
-            return
-        device = self.backbone.device.index
-        index = torch.cuda.current_device() if device is None else device
-        with suppress(RuntimeError):  # where the capture failed before it allocated
-            torch._C._cuda_endAllocateToPool(index, self._pool)
-        self._pool = torch.cuda.graph_pool_handle()
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Waiting for the device raises an error inside."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls it a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """No garbage collection inside: freeing memory would invalidate a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class DeviceSettings:
@@ -187,16 +98,19 @@ class RecordedStep:
     def __init__(
         self,
         capture: GraphCapture,
+        backbone: Backbone,
+        here: State,
         plan: Plan,
         state: DecodeState,
         settings: DeviceSettings,
         bucket: int,
     ) -> None:
-        """plan: the root alone, or one that the drafter fills without waiting for the device."""
-        self._backbone, self._state = capture.backbone, capture.state
+        """here: where the step starts, and what it changes. plan: the root alone, or one that the
+        drafter fills without waiting for the device."""
+        self._backbone, self._state = backbone, here
         self._plan, self._answer = plan, state  # of its drafter, acceptance and details alone
         self._settings: Any = settings  # stands for GenerationSettings
-        device = capture.backbone.device
+        device = backbone.device
         self._nodes = torch.arange(len(plan.tree), device=device)
         self._deep = torch.arange(plan.tree.depth + 1, device=device)
         self._masks = self._backbone.node_masks(plan.tensors)
@@ -266,8 +180,9 @@ class Queued:
 
 
 class CudaGraphStep:
-    """A StepBackend for any acceptance, with plain decoding and trees that the heads fill whole; a
-    step of another kind, and the first ones of each kind, are a TorchStep's.
+    """A StepBackend for any acceptance, with plain decoding and trees that the heads fill whole. Of
+    a step of another kind, and of one whose logits or states are read, the pass alone is recorded;
+    the first ones of each kind are a TorchStep's.
 
     What a step needs of the last one stays on the device. Where the last two steps of an answer
     were of one kind, a third of this kind is queued before the host reads the last one. If another
@@ -278,11 +193,12 @@ class CudaGraphStep:
 
     def __init__(self, backbone: Backbone) -> None:
         self.rows, self.seconds = backbone.rows, 0.0  # seconds: of recorded steps
-        self._by_operators = TorchStep(backbone)
+        self._by_operators, self.by_pass = TorchStep(backbone), RecordedPasses(backbone)
         self.backbone, self._watch = backbone, Stopwatch(backbone.device)
         self._is_cuda = backbone.device.type == "cuda"
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._capture: GraphCapture | None = None
+        self._here: State | None = None
         self._decode_state: DecodeState | None = None  # of the last step
         self._length = -1  # tokens in the cache after the last step
         self._last: Kind | None = None
@@ -294,8 +210,10 @@ class CudaGraphStep:
 
     def step(self, state: DecodeState, plan: Plan) -> StepResult:
         """See StepBackend."""
-        kind = self._kind_of(plan, state) if _is_fixed(plan) and not self._is_over else None
-        if kind is not None:
+        if not _is_fixed(plan) or state.is_read:
+            return self.by_pass.step(state, plan)
+        if not self._is_over:
+            kind = self._kind_of(plan, state)
             kind.asked += 1
             if not kind.is_refused and kind.asked >= ASKED:
                 try:
@@ -331,16 +249,18 @@ class CudaGraphStep:
 
     def _begin(self, length: int, state: DecodeState) -> None:
         """Set the device's state for a step that does not follow the last recorded one."""
-        if self._capture is None:
-            self._capture = GraphCapture(self.backbone, State.like(state.hidden))
-            self._hiddens = [self._state.hidden.clone() for _ in range(2)]
+        if self._here is None:
+            self._here = here = State.like(state.hidden)
+            changed = here.cur, here.root, here.hidden
+            self._capture = GraphCapture(self.backbone.device, changed)
+            self._hiddens = [here.hidden.clone() for _ in range(2)]
         self._state.put(length, state.root_id, state.hidden)
         self._last = None
 
     @property
     def _state(self) -> State:
-        assert self._capture is not None
-        return self._capture.state
+        assert self._here is not None
+        return self._here
 
     def _queue(self, kind: Kind, state: DecodeState, length: int) -> Queued:
         """Queue a step after at most `length` tokens; the exact number is in the device's state."""
@@ -377,11 +297,12 @@ class CudaGraphStep:
         capacity = self.backbone.cache.capacity
         bucket = capacity
         if not self.backbone.takes_words:
-            bucket = min(_bucket(length + len(kind.plan.tree)), capacity)
+            bucket = bucket_of(length + len(kind.plan.tree), capacity)
         step = kind.steps.get(bucket)
         if step is None:
             assert self._capture is not None
-            step = RecordedStep(self._capture, kind.plan, state, kind.settings, bucket)
+            given = self._capture, self.backbone, self._state, kind.plan, state, kind.settings
+            step = RecordedStep(*given, bucket)
             kind.steps[bucket] = step
         return step
 
@@ -405,30 +326,20 @@ class CudaGraphStep:
         if isinstance(error, torch.OutOfMemoryError):
             self._is_over = True
             self._kinds.clear()
+            self.by_pass.stop()
         if self._capture is not None:
             self._capture.recover()
         if self._is_cuda:
             torch.cuda.empty_cache()
         if not self._has_said:
             self._has_said = True
-            cause = error.__context__ or error  # a failed capture hides the error that caused it
-            said = str(cause).strip().partition("\n")[0]
             log = logging.getLogger(__name__)
             log.warning(
                 "steps of %d nodes run by torch operators, not as a CUDA graph: %s",
                 len(kind.plan.tree),
-                said,
+                said_of(error),
                 exc_info=error if log.isEnabledFor(logging.DEBUG) else None,
             )
-
-
-def _bucket(needed: int) -> int:
-    """The positions that a step reads if it needs so many: each size is a recording of its own, so
-    the next one is half as large again. A multiple of 8, for masks (`aligned`)."""
-    size = SHORTEST
-    while size < needed:
-        size += size // 2 + -(size // 2) % 8
-    return size
 
 
 def _is_fixed(plan: Plan) -> bool:

@@ -4,17 +4,18 @@ The pass gives a distribution for each depth, whatever is drafted before it; wit
 neighbours each depends on the token before, too.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from medusa_chat.decoding.budget import Allowance
 from medusa_chat.decoding.drafters import kinds
+from medusa_chat.decoding.drafters.beam import Beam, all_levels
 from medusa_chat.decoding.drafters.dflash_model import DFlashModel
 from medusa_chat.decoding.drafters.drafter import Candidates, Features
-from medusa_chat.decoding.drafters.grown import WIDTH, Best, Grown, Growth
+from medusa_chat.decoding.drafters.grown import Growth
 from medusa_chat.decoding.drafters.own_layers import Names
+from medusa_chat.decoding.drafters.recorded_draft import RecordedDraft
+from medusa_chat.decoding.graph_capture import bucket_of
 from medusa_chat.decoding.tree import ROOT
 
 
@@ -27,10 +28,12 @@ class DFlash:
         """capacity: tokens of the backbone's context."""
         self.model, self.taps = model, model.form.taps
         self._cache = model.cache(capacity + model.form.block)
-        self._growth = Growth(model.form.deepest, is_paid=False)
-        self._names = Names(model.ids, model.vocabulary, vocabulary, model.device)
-        self._logits = torch.empty(0)  # of the last pass, a row for each depth
-        self._levels: Best = [], []  # their best tokens, where neighbours do not matter
+        names = Names(model.ids, model.vocabulary, vocabulary, model.device)
+        self._growth = Growth(names, model.form.deepest, is_paid=False)
+        # for recorded drafts: the root, and the number of tokens in the cache
+        self._given = torch.zeros(2, dtype=torch.long, device=model.device)
+        self.recorded = RecordedDraft(model.device) if model.device.type == "cuda" else None
+        self._scores = torch.empty(0)  # of the last pass, a row for each depth
 
     @property
     def nbytes(self) -> int:
@@ -55,25 +58,35 @@ class DFlash:
     @torch.inference_mode()
     def draft(self, root: int, depth: int, allowance: Allowance) -> Candidates:
         """See Drafter."""
-        if not self._cache.length:
+        if not self._cache.length or depth < 1 or allowance.nodes < 2:
             return Candidates(ROOT, [root], [torch.nan], 0.0)
-        return self._growth.tree(root, depth, allowance, self._expand)
+        growth, cache = self._growth, self._cache
+        if self.recorded is None:
+            self._read(self.model(root, cache))
+            beam = Beam.of_root(torch.tensor([root], device=self.model.device))
+            return growth.tree(depth, allowance, root, beam, self._level)
+        self._given.copy_(torch.tensor([root, cache.length]))
+        bucket = bucket_of(cache.length + self.model.form.block, cache.capacity)
+        levels = growth.levels(allowance)
+        words = self.recorded.run((levels, bucket), lambda: self._levels(levels, bucket))
+        return growth.folded(depth, allowance, root, words)
 
-    def _expand(
-        self, grown: Grown, frontier: Sequence[int], level: int
-    ) -> tuple[*Best, Tensor | None]:
-        """See grown.Expand. The first level makes the pass."""
-        if not level:
-            form = self.model.form
-            rows = self.model(grown.tokens[0], self._cache)
-            self._logits = self.model.scores(rows[form.block - form.deepest :])
-            if self.model.markov is None:
-                self._levels = self._names.best(self._logits.log_softmax(-1), WIDTH)
+    def _levels(self, levels: int, bucket: int) -> Tensor:
+        """The words of a draft (`all_levels`), without waiting for the device. bucket: positions of
+        the cache that are read."""
+        root, length = self._given[:1], self._given[1:]
+        self._read(self.model.behind(root, length, self._cache, bucket))
+        return all_levels(Beam.of_root(root), levels, self._level, self._growth.names)
+
+    def _read(self, rows: Tensor) -> None:
+        """Keep the scores of a pass [block, w]."""
+        form = self.model.form
+        scores = self.model.scores(rows[form.block - form.deepest :])
+        self._scores = scores if self.model.markov is not None else scores.log_softmax(-1)
+
+    def _level(self, beam: Beam, level: int) -> tuple[Tensor, None]:
+        """See beam.Read."""
+        scores = self._scores[level : level + 1]
         if self.model.markov is None:
-            tokens, shares = self._levels
-            count = len(frontier)
-            return [tokens[level]] * count, [shares[level]] * count, None
-        before = [grown.tokens[node] for node in frontier]
-        more = self.model.markov(torch.tensor(before, device=self.model.device))
-        scores = (self._logits[level] + more).log_softmax(-1)
-        return *self._names.best(scores, WIDTH), None
+            return scores, None
+        return (scores + self.model.markov(beam.tokens)).log_softmax(-1), None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_chat.decoding.drafters.own_layers import (
+    Fixed,
     Lent,
     attended,
     keys_and_values,
@@ -118,12 +119,26 @@ class DFlashModel(nn.Module):
     def forward(self, root: int, cache: KVCache) -> Tensor:
         """The pass of one block behind the text in the cache -> of each of its rows the state that
         its LM head reads [block, w]. The cache's valid rows stay as they are."""
-        form, length = self.form, cache.length
-        tokens = torch.tensor([root, *[form.mask] * (form.block - 1)], device=self.device)
-        places = torch.arange(length, length + form.block, device=self.device)
+        length = cache.length
+        places = torch.arange(length, length + self.form.block, device=self.device)
+        tokens = self._block(torch.tensor([root], device=self.device))
         return self.filled(tokens, places, self.masks(places, length), cache)
 
-    def filled(self, tokens: Tensor, places: Tensor, masks: list[Tensor], cache: KVCache) -> Tensor:
+    def behind(self, root: Tensor, length: Tensor, cache: KVCache, bucket: int) -> Tensor:
+        """As `forward`, without waiting for the device: root, and the tokens in the cache, of which
+        `bucket` places are read, int64 [1]."""
+        places = length + torch.arange(self.form.block, device=self.device)
+        masks = self.masks(places, length, bucket)
+        return self.filled(self._block(root), places, masks, Fixed(cache, places, bucket))
+
+    def _block(self, root: Tensor) -> Tensor:
+        """The tokens of a block: the root, int64 [1], and masked ones."""
+        masked = torch.full((self.form.block - 1,), self.form.mask, device=self.device)
+        return torch.cat((root, masked))
+
+    def filled(
+        self, tokens: Tensor, places: Tensor, masks: list[Tensor], cache: KVCache | Fixed
+    ) -> Tensor:
         """tokens, places int64 [n], of each layer a mask [n, s + n], additive -> [n, w]."""
         cache.begin()
         x = self._embedded(tokens)
@@ -135,16 +150,20 @@ class DFlashModel(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def masks(self, places: Tensor, length: int) -> list[Tensor]:
+    def masks(
+        self, places: Tensor, length: Tensor | int, bucket: int | None = None
+    ) -> list[Tensor]:
         """Of each layer what is added to the scores of the block's rows at `places` int64 [n], over
-        a text of `length` tokens and themselves: [n, length + n]."""
+        a text of `length` tokens and themselves, or the first `bucket` places of the cache:
+        [n, s]."""
         made = {}
-        columns = torch.cat((torch.arange(length, device=self.device), places))
-        is_text = torch.arange(len(columns), device=self.device) < length
+        columns = torch.arange(bucket or int(length) + len(places), device=self.device)
+        distance, is_text = places[:, None] - columns, columns < length
         for key in set(zip(self.form.windows, self.form.is_causal, strict=True)):
             window, is_causal = key
-            distance = places[:, None] - columns
-            hidden = is_text & (distance >= (window or length + len(places) + 1))
+            hidden = columns >= length + len(places)
+            if window is not None:
+                hidden = hidden | is_text & (distance >= window)
             if is_causal:
                 hidden = hidden | (distance < 0)
             zeros = torch.zeros(distance.shape, dtype=self.dtype, device=self.device)

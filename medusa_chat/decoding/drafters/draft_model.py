@@ -103,7 +103,9 @@ class DraftModel:
         row = logits[0, : self._tokens].float()
         values, best = row.topk(min(WIDTH, self._tokens))
         probable = (values - row.logsumexp(0)).exp().nan_to_num(0.0)
-        return best.tolist(), probable.tolist()
+        # in one copy: float32 has all integers below 2 ** 24
+        ids, shares = torch.stack((best.float(), probable)).tolist()
+        return [int(token) for token in ids], shares
 
     @torch.inference_mode()
     def _read(self, length: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_chat.decoding.drafters.own_layers import (
+    Fixed,
     Lent,
     attended,
     own_cache,
@@ -89,7 +90,12 @@ class EagleModel(nn.Module):
         return out
 
     def forward(
-        self, states: Tensor, tokens: Tensor, places: Tensor, mask: Tensor | None, cache: KVCache
+        self,
+        states: Tensor,
+        tokens: Tensor,
+        places: Tensor,
+        mask: Tensor | None,
+        cache: KVCache | Fixed,
     ) -> tuple[Tensor, Tensor]:
         """One pass: states [n, w], each with the token after it, int64 [n], at `places` int64 [n];
         mask additive [n, s] over the cache's valid rows and these, None for a causal pass over the

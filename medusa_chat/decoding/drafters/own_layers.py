@@ -10,6 +10,7 @@ from medusa_chat.decoding.attention import tree_attention
 from medusa_chat.decoding.kv_cache import KVCache, Shape
 
 Angles = tuple[Tensor, Tensor]
+WIDTH = 8  # children of a node, and nodes of a level that are read
 
 
 class Lent(NamedTuple):
@@ -21,25 +22,36 @@ class Lent(NamedTuple):
 
 
 class Names:
-    """The backbone's ids of a drafter's tokens. is_whole: whether the backbone has all of them."""
+    """The backbone's ids of a drafter's tokens. is_whole: whether the backbone has all of them;
+    width: how many children a node gets."""
 
     def __init__(self, ids: Tensor | None, own: int, vocabulary: int, device: torch.device) -> None:
         """ids int64 [V_d], None where they are the same; own: V_d; vocabulary: tokens that may be
         drafted."""
+        self.width, self.device = min(WIDTH, own), device
         self.ids = torch.arange(own, device=device) if ids is None else ids
         self._fits = self.ids < vocabulary
-        self.is_whole = bool(self._fits.all())
+        self.is_whole = own <= vocabulary if ids is None else bool(self._fits.all())
 
-    def best(self, scores: Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
+    def best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Log probabilities float32 [n, V_d] -> of each row the best tokens, in the ids of the
-        backbone, and their probabilities, falling; 0 for what the backbone does not have."""
+        backbone int64 [n, width], and their probabilities float32, falling; 0 for what the backbone
+        does not have."""
         if not self.is_whole:
             scores = scores.masked_fill(~self._fits, -torch.inf)
-        values, best = scores.topk(min(width, scores.shape[1]))
-        # in one copy: float32 has all integers below 2 ** 24
-        both = torch.stack((self.ids[best].float(), values.exp().nan_to_num(0.0)))
-        ids, shares = both.tolist()
-        return [[int(token) for token in row] for row in ids], shares
+        values, best = scores.topk(self.width)
+        return self.ids[best], values.exp().nan_to_num(0.0)
+
+
+class Fixed:
+    """A drafter's cache in passes of fixed shapes: rows are written at `places` int64 [n] on the
+    device, and read up to `bucket`."""
+
+    def __init__(self, cache: KVCache, places: Tensor, bucket: int) -> None:
+        self.layers = cache.fixed(places, bucket)
+
+    def begin(self) -> None:
+        """Does nothing: the places are given."""
 
 
 def own_cache(layers: Any, capacity: int, device: torch.device, dtype: torch.dtype) -> KVCache:
@@ -81,7 +93,7 @@ def attended(
     x: Tensor,
     angles: Angles,
     mask: Tensor | None,
-    cache: KVCache,
+    cache: KVCache | Fixed,
     index: int,
 ) -> Tensor:
     """What an attention block of transformers adds: x [n, i] -> [n, w]. mask: additive

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from medusa_chat.decoding.budget import Allowance
+from medusa_chat.decoding.drafters.beam import Beam, all_levels
 from medusa_chat.decoding.drafters.drafter import Candidates, Features
-from medusa_chat.decoding.drafters.grown import WIDTH, Best, Grown, Growth
+from medusa_chat.decoding.drafters.grown import Growth
 from medusa_chat.decoding.drafters.kinds import Kind
 from medusa_chat.decoding.drafters.own_layers import Names
+from medusa_chat.decoding.drafters.recorded_draft import RecordedDraft
 from medusa_chat.decoding.kv_cache import KVCache
 from medusa_chat.decoding.tree import ROOT
 
@@ -48,9 +50,13 @@ class PathHeads:
         """capacity: tokens of the backbone's context."""
         self.model, self.kind, self.length = model, model.kind, 0
         self._cache = model.cache(capacity)
-        self._last: Tensor | None = None  # what the first head reads at the text's end [1, w]
-        self._growth = Growth(model.deepest)
-        self._names = Names(None, model.vocabulary, vocabulary, model.device)
+        # what the first head reads at the text's end [1, w], where recorded drafts look for it
+        self._last: Tensor | None = None
+        self._has_last = False
+        names = Names(None, model.vocabulary, vocabulary, model.device)
+        self._growth = Growth(names, model.deepest)
+        self._root = torch.zeros(1, dtype=torch.long, device=model.device)
+        self.recorded = RecordedDraft(model.device) if model.device.type == "cuda" else None
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +67,7 @@ class PathHeads:
         """See Drafter. Until it is told of the next token it has no last state, and drafts
         nothing."""
         if length < self.length:
-            self.length, self._last = length, None
+            self.length, self._has_last = length, False
             if self._cache is not None:
                 self._cache.crop(length)
 
@@ -69,20 +75,33 @@ class PathHeads:
     def observe(self, features: Features) -> None:
         """See Drafter."""
         assert features.final is not None
-        self._last = self.model.read(features.final, self._cache)[-1:]
+        last = self.model.read(features.final, self._cache)[-1:]
+        if self._last is None:
+            self._last = torch.empty_like(last)
+        self._last.copy_(last)
+        self._has_last = True
         self.length += len(features.tokens)
 
     @torch.inference_mode()
     def draft(self, root: int, depth: int, allowance: Allowance) -> Candidates:
         """See Drafter."""
-        if self._last is None:
+        if self._last is None or not self._has_last or depth < 1 or allowance.nodes < 2:
             return Candidates(ROOT, [root], [torch.nan], 0.0)
-        return self._growth.tree(root, depth, allowance, self._expand)
+        self._root.fill_(root)
+        growth, levels = self._growth, self._growth.levels(allowance)
+        if self.recorded is None:
+            beam = Beam.of_root(self._root, self._last)
+            return growth.tree(depth, allowance, root, beam, self._level)
+        words = self.recorded.run(levels, lambda: self._levels(levels))
+        return growth.folded(depth, allowance, root, words)
 
-    def _expand(self, grown: Grown, frontier: Sequence[int], level: int) -> tuple[*Best, Tensor]:
-        """See grown.Expand: what the next head reads is left for the children."""
-        known = [grown.states[node] for node in frontier] if level else [self._last]
-        states = torch.stack([state.view(-1) for state in known if state is not None])
-        tokens = torch.tensor([grown.tokens[node] for node in frontier], device=states.device)
-        states, logits = self.model.step(level, states, tokens)
-        return *self._names.best(logits.log_softmax(-1), WIDTH), states
+    def _levels(self, levels: int) -> Tensor:
+        """The words of a draft (`all_levels`), without waiting for the device."""
+        beam = Beam.of_root(self._root, self._last)
+        return all_levels(beam, levels, self._level, self._growth.names)
+
+    def _level(self, beam: Beam, level: int) -> tuple[Tensor, Tensor]:
+        """See beam.Read: what the next head reads is left for the children."""
+        assert beam.states is not None
+        states, logits = self.model.step(level, beam.states, beam.tokens)
+        return logits.log_softmax(-1), states

@@ -15,6 +15,7 @@ from support.step_costs import times_of
 from medusa_chat.bench.step_profiler import time_steps
 from medusa_chat.checkpoints.load import _warm_up
 from medusa_chat.checkpoints.prepare import try_cuda_graphs
+from medusa_chat.decoding import graph_capture
 from medusa_chat.decoding.backends import cuda_graph_step as ahead
 from medusa_chat.decoding.backends.cuda_graph_step import ASKED, CudaGraphStep, RecordedStep
 from medusa_chat.decoding.backends.replacements import replace_submodules
@@ -141,7 +142,7 @@ def test_a_closed_answer_leaves_the_cache_valid(stop_after):
 
 
 def test_a_bucket_is_left_for_the_next_one_on_the_way(monkeypatch):
-    monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40, 64
+    monkeypatch.setattr(graph_capture, "SHORTEST", 16)  # then 24, 40, 64
     _, recorded = both_ways(engine_of(tiny("llama")), chain(2), settings_of(max_new_tokens=40))
     made = {bucket for kind in recorded._kinds.values() for bucket in kind.steps}
     assert len(made) >= 3 and made <= {16, 24, 40, 64}
@@ -264,13 +265,13 @@ def test_what_cannot_be_recorded_runs_by_its_parts_and_says_so_once(monkeypatch,
 
 def test_a_failure_on_the_way_loses_nothing(monkeypatch):
     """Recording the next bucket fails while a step is in the queue."""
-    monkeypatch.setattr(ahead, "SHORTEST", 16)  # then 24, 40, 64
+    monkeypatch.setattr(graph_capture, "SHORTEST", 16)  # then 24, 40, 64
     real = RecordedStep.__init__
 
-    def limited(self, capture, plan, here, own, bucket):
-        if bucket > 24:
+    def limited(self, *given):
+        if given[-1] > 24:
             raise torch.OutOfMemoryError("no room for another")
-        real(self, capture, plan, here, own, bucket)
+        real(self, *given)
 
     monkeypatch.setattr(RecordedStep, "__init__", limited)
     both_ways(engine_of(tiny("llama")), chain(2), settings_of(max_new_tokens=40, temperature=0.9))
