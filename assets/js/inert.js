@@ -1,5 +1,5 @@
 // Text of a model or a user is no HTML: marks that nobody sees keep Gradio's Markdown from taking it
-// for that (ui/chat/markup.py, whose RULES these are). Here they go into the text that comes; out
+// for that (ui/page/markup.py, whose RULES these are). Here they go into the text that comes; out
 // of what is drawn, edited and copied they go in unmark.js.
 import { known } from "./known.js";
 
@@ -19,7 +19,7 @@ export function withoutMarks(text) {
 }
 
 // What the model wrote: Gradio draws no formula between single dollars, so it was given other
-// delimiters, with a mark outside of each (ui/chat/maths.py).
+// delimiters, with a mark outside of each.
 export function unmarked(text) {
   return withoutMarks(text.replace(drawnDollars, (_all, formula) => `$${formula}$`));
 }

@@ -15,8 +15,7 @@ from medusa_chat.hosts import addresses, own_names
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.login_limit import LoginLimit, Throttle
-from medusa_chat.ui.app import PageOptions, open_page
-from medusa_chat.ui.ports import login_for
+from medusa_chat.ui.app import PageOptions, login_for, open_page
 
 LOGIN = ("me", "local-secret")
 READABLE = ("", "config", "theme.css", "gradio_api/info", "gradio_api/file=x", "gradio_api/app_id")

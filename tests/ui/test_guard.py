@@ -11,8 +11,7 @@ import pytest
 
 from medusa_chat.hosts import name_of
 from medusa_chat.ui.access import guard, notices
-from medusa_chat.ui.access.guard import Guard
-from medusa_chat.ui.access.headers import HEADERS
+from medusa_chat.ui.access.guard import HEADERS, Guard
 
 LOCAL = {"host": "127.0.0.1:7860"}
 

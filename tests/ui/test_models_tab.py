@@ -31,10 +31,15 @@ from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, Memor
 from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import Entry, grouped
 from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
-from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, fit_of, warning
 from medusa_chat.ui.models.model_catalog import ModelCatalog
-from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
+from medusa_chat.ui.models.picker import (
+    LoadProgress,
+    ModelPicker,
+    for_page,
+    loaded_view,
+    progress_card,
+)
 from medusa_chat.ui.models.rows import offer, row_view
 from medusa_chat.ui.models.tab import first_rows
 from medusa_chat.ui.models.view import ModelsTab

@@ -10,9 +10,8 @@ from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
-from medusa_chat.ui.chat.node_card import card_line
+from medusa_chat.ui.chat.quick_requests import card_line, count_line
 from medusa_chat.ui.chat.step_panel import most_telling
-from medusa_chat.ui.chat.typed_count import count_line
 from medusa_chat.ui.chat.view import View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs, checked, clean, whole_number

@@ -10,13 +10,12 @@ from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.given import given
-from medusa_chat.ui.chat.replay_file import ReplayFile
-from medusa_chat.ui.chat.saved_file import SavedFile
+from medusa_chat.ui.chat.saved_file import ReplayFile, SavedFile
 from medusa_chat.ui.chat.view import View, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import ListInputs, checked_list, whole_number
+from medusa_chat.ui.page.shell import given
 from medusa_chat.ui.page.tree_view import to_line
 
 LISTED_MORE = 200

@@ -10,8 +10,7 @@ from medusa_chat.ui.access.guard import MAX_FILE, is_guest
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
-from medusa_chat.ui.chat.preset_events import files_line
-from medusa_chat.ui.chat.preset_settings import chosen, offered
+from medusa_chat.ui.chat.presets import chosen, files_line, offered
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block

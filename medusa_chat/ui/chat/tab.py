@@ -17,13 +17,12 @@ from medusa_chat.ui.chat.conversation_panel import (
     build_system,
     connect_conversations,
 )
-from medusa_chat.ui.chat.maths import DELIMITERS
-from medusa_chat.ui.chat.preset_events import PresetEvents
+from medusa_chat.ui.chat.presets import PresetEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
-from medusa_chat.ui.page.inputs import MAX_CHARACTERS, PLACE
-from medusa_chat.ui.page.settings_form import Act, Refuse
+from medusa_chat.ui.page.inputs import MAX_CHARACTERS, PLACE, Act, Refuse
+from medusa_chat.ui.page.markup import DELIMITERS
 
 EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)
     "Tell me a story about a goat",
