@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
-from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 
 from medusa_chat.errors import PortInUseError, UsageError
@@ -19,7 +18,7 @@ from medusa_chat.runtime.history import History
 from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.server.app import Api, ApiOptions, require_key
-from medusa_chat.ui.access import faults, notices
+from medusa_chat.ui.access import faults
 from medusa_chat.ui.access.guard import GUEST, Guard, bound
 from medusa_chat.ui.access.login_limit import LoginLimit
 from medusa_chat.ui.access.once import Once
@@ -119,7 +118,6 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     options, root = replace(options, root_path=behind), urlsplit(behind)
     check_host(host)
     faults.quiet_faults()
-    notices.carry_notices()
     auth = login_for(host, options.auth)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
@@ -157,22 +155,12 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
         app.state_holder = states
         states.set_blocks(blocks)
-        _without_cors(app)
         yield
 
     url = _serve(blocks, options, host, auth, {"middleware": layers, "lifespan": lifespan})
     others = addresses(host, urlsplit(url).port)
     url = options.root_path if root.netloc else url.replace("[::]", "[::1]")
     return Page(blocks, url, auth, share, guests, others, api is not None, options.history)
-
-
-def _without_cors(app: Any) -> None:
-    """Take out the part of Gradio that lets other ports of this machine read the answers.
-
-    It may be out already: Gradio starts the app anew where a port was taken meanwhile.
-    """
-    app.user_middleware = [p for p in app.user_middleware if p.cls is not CustomCORSMiddleware]
-    app.middleware_stack = app.build_middleware_stack()
 
 
 def _serve(

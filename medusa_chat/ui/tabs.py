@@ -10,6 +10,7 @@ from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.recent_models import RecentModel, RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.access.share import Share, share_view
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.tab import build_chat
@@ -85,7 +86,7 @@ class HeaderController:
                 if name == shown_name(recent[place].name):
                     self.models.load_recent(recent[place])
             except MedusaChatError as error:
-                gr.Info(str(error))
+                inform(str(error))
         return self._status(request)
 
     def halt(self, request: gr.Request) -> str:
@@ -100,7 +101,7 @@ class HeaderController:
             try:
                 self.share.begin(event._data.get("hours"))
             except (UsageError, AttributeError):
-                gr.Warning("Choose how long the link lives.")
+                warn("Choose how long the link lives.")
         return self._link(request)
 
     def end_share(self, request: gr.Request) -> str:

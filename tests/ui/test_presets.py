@@ -171,7 +171,7 @@ def test_guests_pick_what_ships_and_change_nothing(page, data):
 
 def test_what_is_saved_over_another_says_so(page, monkeypatch):
     told = []
-    monkeypatch.setattr("medusa_chat.ui.chat.presets.gr.Info", told.append)
+    monkeypatch.setattr("medusa_chat.ui.chat.presets.inform", told.append)
     for _ in range(2):
         page.call("preset-save", "click", **{"preset-name": "mine"})
     assert told == ["The preset mine is saved.", "The preset mine is replaced."]

@@ -7,6 +7,7 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.access.guard import MAX_FILE, is_guest
+from medusa_chat.ui.access.notices import warn
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
@@ -97,7 +98,7 @@ def connect_conversations(
             try:
                 chat.set_system(chosen(name, is_for_guest).system)
             except MedusaChatError as error:
-                gr.Warning(str(error))
+                warn(str(error))
                 own = {**own, "preset": ""}
         chat.set_settings(own)
         return own

@@ -17,6 +17,7 @@ from medusa_chat.runtime.presets import (
     shipped_names,
 )
 from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.chat.controller import ChatController
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
 from medusa_chat.ui.chat.view import View
@@ -148,7 +149,7 @@ class PresetEvents:
         settings_of(preset, self.panel.base, self.panel.trees)
         before = is_own(preset.name)
         save_preset(preset)
-        gr.Info(f"The preset {preset.name} is {'replaced' if before else 'saved'}.")
+        inform(f"The preset {preset.name} is {'replaced' if before else 'saved'}.")
         return self._shown(posted, preset, request)
 
     def _shown(self, posted: Posted, preset: Preset | None, request: gr.Request) -> list[Any]:
@@ -175,7 +176,7 @@ class PresetEvents:
             try:
                 return act(posted, event, request)
             except MedusaChatError as error:
-                gr.Warning(str(error))
+                warn(str(error))
                 return [gr.skip() for _ in self.outputs]
 
         return handle
