@@ -3,9 +3,8 @@
 // is touched: an open menu stays open, a screen reader hears sentences only.
 import { blockOf } from "./block.js";
 import { button, make, say, withRole } from "./elements.js";
-import { notify } from "./page.js";
-import { store, stored } from "./stored.js";
-import { openTab } from "./try.js";
+import { openTab } from "./offer.js";
+import { notify, store, stored } from "./page.js";
 
 const { root, trigger, onValue, every } = blockOf("status");
 const SHOWN = 3; // facts in the button: model, precision, device

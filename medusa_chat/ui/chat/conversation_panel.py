@@ -32,7 +32,7 @@ SYSTEM_OPENER = (
 # Gradio's own BrowserState is not used: on a slow machine it may not have read the storage when the
 # page's load event posts its value.
 FROM_BROWSER = """async (tab, known, settings, vanilla) => {
-  const { stored } = await import('medusa/stored.js');
+  const { stored } = await import('medusa/page.js');
   const read = (place, name) => stored(place, name) || '';
   const kept = {
     link: location.hash.slice(1),

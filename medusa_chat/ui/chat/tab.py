@@ -63,7 +63,7 @@ def build_chat(
             settings = _composer(controller, tab, trees, parts)
         with gr.Column(elem_id="right", scale=6, min_width=320):
             panel = script_block("tree", events=PANEL_EVENTS)
-            card = script_block("peek")
+            card = script_block("card", elem_id="peek")
             parts["tint"] = script_block("tint")
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)

@@ -1,8 +1,7 @@
-"""ModelPicker: one model chosen in the page at a time, looked at, downloaded, loaded; and what the
-Models tab shows of that. No gradio.
+"""ModelPicker: one model chosen in the page at a time, and what the Models tab shows of its load.
 
-While it is looked at and downloaded the present model goes on answering; only when every file is
-there does the session change over, in its turn.
+No gradio. While it is looked at and downloaded the present model goes on answering; only when every
+file is there does the session change over, in its turn.
 """
 
 import threading
