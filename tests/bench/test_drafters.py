@@ -21,10 +21,24 @@ def test_our_drafters_are_timed_alone(study):
 
 
 def test_what_drafts_beside_the_model_is_timed_too(study):
-    demo = LoadRequest(draft=str(asset("demo/draft")), device="cpu", precision="fp32")
+    demo = LoadRequest(drafts=(str(asset("demo/draft")),), device="cpu", precision="fp32")
     rows = study("drafters", demo, questions=1)
     assert rows["ours, draft model: same tokens"]["value"] == 1
     assert rows["ours, draft model: tokens a step"]["value"] > 1
+
+
+def test_each_of_several_numbers_of_nodes_is_timed(study):
+    demo = LoadRequest(device="cpu", precision="fp32")
+    rows = study("drafters", demo, questions=1, nodes=(2, 6), max_new_tokens=24)
+    speeds = [name for name, row in rows.items() if row["unit"] == "tokens/s"]
+    assert [name for name in speeds if "medusa" in name or name == PLAIN] == [
+        PLAIN,
+        "ours, medusa, 2 nodes",
+        "ours, medusa, 6 nodes",
+    ]
+    few, more = (rows[f"ours, medusa, {n} nodes: tokens a step"]["value"] for n in (2, 6))
+    assert 1 <= few <= 2 and few < more
+    assert all(row["value"] == 1 for name, row in rows.items() if name.endswith("same tokens"))
 
 
 def test_a_model_without_heads_has_the_drafters_that_need_none(study, tmp_path):
