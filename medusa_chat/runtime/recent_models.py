@@ -82,8 +82,8 @@ class RecentModel:
             raise ValueError("a context is no whole number")
         if not request["checkpoint"]:
             raise ValueError("a model has no name")
-        load, has_ended = LoadRequest(**request, drafts=drafts), values["has_ended"] is True
-        return cls(load, *texts, has_ended)
+        load, (name, made, device) = LoadRequest(**request, drafts=drafts), texts
+        return cls(load, name, made, device, values["has_ended"] is True)
 
 
 def _drafts(values: Any) -> tuple[Any, ...]:
