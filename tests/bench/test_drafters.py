@@ -1,10 +1,12 @@
 """The study "drafters": every drafter on the same questions. No figure of this file is a
 measurement."""
 
+from dataclasses import replace
+
 from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench.answers import Question, Run
-from medusa_chat.bench.drafters import OURS, PLAIN, rows_of
+from medusa_chat.bench.drafters import OURS, PLAIN, ours, rows_of
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
@@ -27,18 +29,16 @@ def test_what_drafts_beside_the_model_is_timed_too(study):
     assert rows["ours, draft model: tokens a step"]["value"] > 1
 
 
-def test_each_of_several_numbers_of_nodes_is_timed(study):
-    demo = LoadRequest(device="cpu", precision="fp32")
-    rows = study("drafters", demo, questions=1, nodes=(2, 6), max_new_tokens=24)
+def test_each_of_several_numbers_of_nodes_is_timed(context, study):
+    rows = study("drafters", questions=1, nodes=(2, 6))
     speeds = [name for name, row in rows.items() if row["unit"] == "tokens/s"]
-    assert [name for name in speeds if "medusa" in name or name == PLAIN] == [
-        PLAIN,
-        "ours, medusa, 2 nodes",
-        "ours, medusa, 6 nodes",
-    ]
-    few, more = (rows[f"ours, medusa, {n} nodes: tokens a step"]["value"] for n in (2, 6))
-    assert 1 <= few <= 2 and few < more
-    assert all(row["value"] == 1 for name, row in rows.items() if name.endswith("same tokens"))
+    functions = ours(replace(context, nodes=(2, 6)))
+    assert speeds == list(functions)
+    sizes = {name: function.keywords["settings"].nodes for name, function in functions.items()}
+    assert sizes[PLAIN] is None
+    assert [sizes[f"ours, medusa, {n} nodes"] for n in (2, 6)] == [2, 6]
+    same = [row["value"] for name, row in rows.items() if name.endswith("same tokens")]
+    assert same == [1] * len(functions)
 
 
 def test_a_model_without_heads_has_the_drafters_that_need_none(study, tmp_path):
