@@ -1,11 +1,10 @@
 // The model picker in the header: the loaded model, and behind it the recent ones, all models and
-// what is known of this one; or one sentence. Text goes in by textContent only, and only what changed
+// Details: a table of what is known of this one, the log of its load folded below; or one sentence. Text goes in by textContent only, and only what changed
 // is touched: an open menu stays open, a screen reader hears sentences only.
 import { blockOf } from "./block.js";
 import { button, make, say, withRole } from "./elements.js";
-import { notify } from "./page.js";
-import { store, stored } from "./stored.js";
-import { openTab } from "./try.js";
+import { openTab } from "./offer.js";
+import { notify, store, stored } from "./page.js";
 
 const { root, trigger, onValue, every } = blockOf("status");
 const SHOWN = 3; // facts in the button: model, precision, device
@@ -21,14 +20,17 @@ const all = button("all-models", "All models", () => {
   notes.open = false;
   openTab("Models");
 });
-const list = make("ul", "");
+const table = make("table", "model-details");
+const log = make("details", "load-log");
+const lines = make("ul", "");
 const again = button("again", "Load again", () => {
   again.hidden = true; // the next look shows what comes of it
   trigger("load_again");
 });
 const halt = button("again halt", "Cancel", () => trigger("halt"));
 opener.append(make("span", "dot"), facts);
-menu.append(recent, all, list);
+log.append(make("summary", "", "Log of the load"), lines);
+menu.append(recent, all, table, log);
 notes.append(opener, menu);
 bar.append(make("span", "dot"), sentence, halt, again, notes);
 root.replaceChildren(bar);
@@ -50,13 +52,23 @@ function drawFacts(told) {
   });
 }
 
-function drawNotes(line) {
-  const told = line.facts.map(([label, text, why]) => `${label} ${text}${why && ": "}${why}`);
-  const every = [...told, ...line.notes];
-  notes.hidden = !every.length;
-  if (every.join("\n") === listed) return;
-  listed = every.join("\n");
-  list.replaceChildren(...every.map((note) => make("li", "", note)));
+function drawDetails(line) {
+  notes.hidden = !line.facts.length;
+  const now = JSON.stringify([line.facts, line.notes]);
+  if (now === listed) return;
+  listed = now;
+  const rows = line.facts.map(([label, text, why]) => {
+    const row = make("tr");
+    const name = make("th", "", label);
+    const told = make("td", "", text);
+    name.scope = "row";
+    if (why) told.append(make("small", "", why));
+    row.append(name, told);
+    return row;
+  });
+  table.replaceChildren(make("caption", "", "Details"), ...rows);
+  lines.replaceChildren(...line.notes.map((note) => make("li", "", note)));
+  log.hidden = !line.notes.length;
 }
 
 // models: [name, its precision] each. One click loads it; meanwhile none is offered.
@@ -97,7 +109,7 @@ function draw(line) {
   bar.classList.toggle("has-part", line.part !== null);
   if (line.part !== null) bar.style.setProperty("--part", line.part);
   drawFacts(line.facts.slice(0, SHOWN));
-  drawNotes(line);
+  drawDetails(line);
   drawRecent(line.recent, line.halts);
   tell(line.told, line.halts);
 }
