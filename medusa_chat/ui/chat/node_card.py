@@ -67,8 +67,11 @@ def text_before(answer: Answer, index: int) -> tuple[int, ...]:
     return (*first.prompt_token_ids, *said[:-1])
 
 
-async def card_line(session: Session, answer: Answer, index: object, node: object) -> str:
-    """JSON for the card of one node: both top 10s, or {"error"}, or {"wait"}: ask again."""
+async def card_line(
+    session: Session, answer: Answer, index: object, node: object, guest: str = ""
+) -> str:
+    """JSON for the card of one node: both top 10s, or {"error"}, or {"wait"}: ask again. guest: who
+    asks, empty for the owner."""
     asked: dict[str, Any] = {"answer": answer.number, "step": index, "node": node}
     try:
         at, place = whole_number(index), whole_number(node)
@@ -76,7 +79,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
             raise UsageError("this step has no such node: choose another")
         request = peek_request(answer, at, place)
         require_same_model(session, answer)
-        ticket = await soon(session, request, WAIT_SECONDS)
+        ticket = await soon(session, request, WAIT_SECONDS, guest)
     except MedusaChatError as error:
         return to_line(asked | {"error": str(error)})
     if ticket.error:
@@ -96,10 +99,10 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     )
 
 
-async def soon(session: Session, request: Request[V], seconds: float) -> Ticket[V]:
+async def soon(session: Session, request: Request[V], seconds: float, guest: str) -> Ticket[V]:
     """The ticket of a quick request once it is done, or after so many seconds as it is then: no
     request of a browser stays open for minutes."""
-    ticket = session.take_up(request)
+    ticket = session.take_up(request, guest)
     try:
         for _ in range(round(seconds / POLL_SECONDS)):
             if ticket.done.is_set():

@@ -12,17 +12,19 @@ LONGEST = 250_000  # characters of a conversation: more are not counted while on
 SECONDS = 2.0  # then the browser asks again, after the answer that runs
 
 
-async def count_line(session: Session, messages: Sequence[Message], number: int) -> str:
+async def count_line(
+    session: Session, messages: Sequence[Message], number: int, guest: str = ""
+) -> str:
     """JSON for count.js: {"message", "left"} in tokens; {"wait"} while the model is busy or
     another question waits for it; neither where nothing can be counted. number: of the question,
-    which it is told with."""
+    which it is told with. guest: who asks, empty for the owner."""
     asked = {"asked": number}
     if sum(len(message["content"]) for message in messages) > LONGEST:
         return to_line(asked)
-    if session.has_waiting(CountRequest):  # each would come before what guests wait for
+    if session.has_waiting(CountRequest, guest):  # one is enough, of however many tabs
         return to_line(asked | {"wait": True})
     try:
-        ticket = await soon(session, CountRequest(tuple(messages)), SECONDS)
+        ticket = await soon(session, CountRequest(tuple(messages)), SECONDS, guest)
     except MedusaChatError:  # no room in the queue, or the program ends
         return to_line(asked)
     if ticket.error:
