@@ -47,6 +47,7 @@ function smallTimeline(steps) {
   svg.setAttribute("viewBox", `0 0 ${bars.length * 4} ${STRIP_HIGH}`);
   svg.setAttribute("width", bars.length * 4);
   svg.setAttribute("height", STRIP_HIGH);
+  svg.setAttribute("preserveAspectRatio", "none"); // in a narrow strip thinner bars, as high
   const most = Math.max(2, ...bars);
   for (let level = 1; level <= 5; level++) {
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");

@@ -37,7 +37,7 @@ def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypa
     assert "Why are you fast?" in tab.inner_text("#history .user")
     assert tab.text_content("#live-text .md") == ""
     assert tab.input_value("#box textarea") == ""
-    assert "timed beside this answer" in tab.text_content(".tree-block .measured")
+    assert "timed right after this answer" in tab.text_content(".tree-block .measured")
     if served.runner:
         assert last_answer(tab).startswith("Medusa adds a few small heads")
         last = served.runner.last[-1]
