@@ -31,7 +31,9 @@ function skipButton() {
 
 function keep({ conversation, temporary }) {
   store("sessionStorage", "medusa-chat", conversation); // this tab's, for a reload
-  if (!temporary) store("localStorage", "medusa-chat", conversation); // for the next tab
+  // For the next tab, which shall not know of a temporary chat: it was an empty one of the list before.
+  const isKnown = temporary && stored("localStorage", "medusa-chat") === conversation;
+  if (!temporary || isKnown) store("localStorage", "medusa-chat", temporary ? "" : conversation);
 }
 
 // What the box held at the key or the click: what is typed before Gradio looks at it is not a part.
