@@ -9,7 +9,7 @@ export const facts = make("div", "facts");
 // The parts of a step, as they are styled and as they are called.
 const PARTS_OF_A_STEP = { backbone: "model", heads: "heads", rest: "rest" };
 const tiles = {
-  ratio: tile("times plain", "speed against plain decoding", true, "plain"),
+  ratio: tile("times plain", "speed against plain decoding: tokens per step ÷ overhead", true, "plain"),
   per_step: tile("tokens/step", "the paper's acceleration rate", false),
   rate: tile("tokens/s", "decoding, without reading the prompt", false),
   ms: tile("ms/step", "mean over the steps so far", false),
@@ -95,7 +95,7 @@ function drawTiles(f, on) {
   say(tiles.ratio.value, f.is_plain ? "–" : ratio);
   tiles.ratio.value.classList.toggle("under-one", on.ratio !== null && on.ratio < 1);
   const paid = on.overhead !== null && on.per_step !== null;
-  say(tiles.ratio.under, paid ? `${number(on.per_step, 2)} ÷ ${number(on.overhead, 2)} overhead` : "");
+  say(tiles.ratio.under, paid ? `${number(on.per_step, 2)} ÷ ${number(on.overhead, 2)}` : "");
   say(tiles.per_step.value, number(on.per_step, 2));
   say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
   say(tiles.ms.value, number(on.ms, 1));

@@ -21,6 +21,8 @@ const all = button("all-models", "All models", () => {
   notes.open = false;
   openTab("Models");
 });
+const details = make("dl", "model-details");
+const log = make("details", "load-log");
 const list = make("ul", "");
 const again = button("again", "Load again", () => {
   again.hidden = true; // the next look shows what comes of it
@@ -28,7 +30,8 @@ const again = button("again", "Load again", () => {
 });
 const halt = button("again halt", "Cancel", () => trigger("halt"));
 opener.append(make("span", "dot"), facts);
-menu.append(recent, all, list);
+log.append(make("summary", "", "How it was loaded"), list);
+menu.append(recent, all, details, log);
 notes.append(opener, menu);
 bar.append(make("span", "dot"), sentence, halt, again, notes);
 root.replaceChildren(bar);
@@ -50,13 +53,23 @@ function drawFacts(told) {
   });
 }
 
+function detail([label, text, why]) {
+  const row = make("div", "");
+  const told = make("dd", "", text);
+  if (why) told.append(make("span", "", why));
+  row.append(make("dt", "", label), told);
+  return row;
+}
+
+// The facts as a table, and behind it what the load told.
 function drawNotes(line) {
-  const told = line.facts.map(([label, text, why]) => `${label} ${text}${why && ": "}${why}`);
-  const every = [...told, ...line.notes];
-  notes.hidden = !every.length;
-  if (every.join("\n") === listed) return;
-  listed = every.join("\n");
-  list.replaceChildren(...every.map((note) => make("li", "", note)));
+  const now = JSON.stringify([line.facts, line.notes]);
+  if (now === listed) return;
+  listed = now;
+  details.replaceChildren(...line.facts.map(detail));
+  list.replaceChildren(...line.notes.map((note) => make("li", "", note)));
+  log.hidden = !line.notes.length;
+  notes.hidden = log.hidden && !line.facts.length;
 }
 
 // models: [name, its precision] each. One click loads it; meanwhile none is offered.

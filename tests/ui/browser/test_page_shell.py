@@ -111,20 +111,22 @@ def test_the_status_tells_the_facts_and_why(opened, resident):
     tab = resident(opened.url)
     facts = tab.locator(".status-line .fact").all_inner_texts()
     assert [fact.split()[0] for fact in facts] == ["model", "precision", "device"]
-    tab.click(".status-line .notes summary")
-    told = tab.locator(".status-line .notes li").all_inner_texts()
+    tab.click(".status-line .notes > summary")
     names = ["model", "precision", "device", "tree", "heads", "memory", "context"]
-    assert [line.split()[0] for line in told[: len(names)]] == names
-    assert "cut to 16 nodes on a CPU" in "".join(told)
+    assert tab.locator(".model-details dt").all_inner_texts() == names
+    assert "cut to 16 nodes on a CPU" in tab.inner_text(".model-details")
+    assert tab.is_visible(".model-details") and not tab.is_visible(".load-log li")
+    tab.click(".load-log summary")
+    assert tab.is_visible(".load-log li")
     tab.keyboard.press("Escape")
-    assert not tab.is_visible(".status-line .notes ul")
+    assert not tab.is_visible(".model-details")
 
 
 def test_the_list_of_why_is_over_all_of_the_page(opened, resident):
     tab = resident(opened.url)
     tab.get_by_role("tab", name="Models").click()
     tab.wait_for_selector("#models-column [data-testid=block-info]:visible")
-    tab.click(".status-line .notes summary")
+    tab.click(".status-line .notes > summary")
     notes = tab.locator(".status-line .menu")
     under = notes.evaluate(
         """list => {
