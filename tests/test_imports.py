@@ -228,6 +228,15 @@ def test_page_and_command_line_import_nothing_heavy() -> None:
             assert not found, f"{start} imports {module}, which imports {found}"
 
 
+def test_without_the_package_gguf_all_but_its_files_works() -> None:
+    for start in ("checkpoints.load", "training.run", "bench.run"):
+        seen: set[str] = set()
+        _eager(f"medusa_chat.{start}", seen)
+        for module in seen:
+            found = outside(imported(MODULES[module], lazily=False))
+            assert "gguf" not in found, f"{start} imports {module}"
+
+
 def test_the_page_starts_without_parsing_the_source_of_gradios_components() -> None:
     code = (
         "import ast, inspect, sys; parse, real, parsed = ast.parse, inspect.getfile, [];"

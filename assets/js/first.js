@@ -115,6 +115,8 @@
   }
 
   let isRestored = false;
+  let isAttached = false; // what was said is here, or a frame away
+  window.addEventListener("medusa-model", () => (isAttached = true)); // next.js, with the first view
 
   function forgetDraft() {
     for (const name of [DRAFT, UNHEARD]) sessionStorage.removeItem(name);
@@ -134,7 +136,8 @@
     return isHere && draft.startsWith(taken) ? draft.slice(taken.length) : draft;
   }
 
-  // The page may draw the box anew while it loads, empty: set it until it has held for a second.
+  // The page may draw the box anew while it loads, empty: set it until it has held for a second, in
+  // which it is known what has arrived.
   function restoreDraft(held = 0, tries = 0) {
     const draft = kept("sessionStorage", DRAFT);
     if (!draft) return void (isRestored = true);
@@ -150,6 +153,6 @@
       box.value = text;
       box.dispatchEvent(new Event("input", { bubbles: true }));
     }
-    setTimeout(() => restoreDraft(holds ? held + 1 : 0, box ? tries + 1 : tries), 250);
+    setTimeout(() => restoreDraft(holds && isAttached ? held + 1 : 0, box ? tries + 1 : tries), 250);
   }
 })();

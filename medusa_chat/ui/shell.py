@@ -78,10 +78,11 @@ def head_part() -> bytes:
 
 
 def body_part() -> bytes:
-    """The skeleton, the script that takes it away, and what keeps up the link to the server."""
+    """The script that says light or dark, before anything that may be drawn; the skeleton, which
+    it takes away; and what keeps up the link to the server."""
     skeleton = _text("html", "first.html").replace("{mark}", mark())
-    scripts = (f"<script>{_text('js', name)}</script>" for name in IN_THE_PAGE)
-    return "".join((skeleton, *scripts)).encode()
+    first, link = (f"<script>{_text('js', name)}</script>" for name in IN_THE_PAGE)
+    return f"{first}{skeleton}{link}".encode()
 
 
 def mark() -> str:

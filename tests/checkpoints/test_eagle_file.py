@@ -7,6 +7,7 @@ import torch
 from support import eagle_files
 from support.families import VOCABULARY, tiny
 from support.followers import write
+from support.pickles import pickles_here  # noqa: F401
 from torch.nn import functional as F
 
 from medusa_chat.checkpoints.eagle_weights import read_eagle

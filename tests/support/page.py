@@ -339,12 +339,20 @@ def wait_attached(tab) -> None:
 
 def wait_true(tab, function: str) -> Any:
     """The first true value of an async function. wait_for_function takes its promise for one, and
-    waits for nothing."""
-    end = time.monotonic() + SLOW / 1000
-    while not (found := tab.evaluate(function)):
-        assert time.monotonic() < end, f"never true: {function}"
+    waits for nothing. A page that loads itself again meanwhile has no answer until it is there."""
+    from playwright.sync_api import Error
+
+    end, fault = time.monotonic() + SLOW / 1000, None
+    while True:
+        try:
+            if found := tab.evaluate(function):
+                return found
+        except Error as error:
+            if tab.is_closed():
+                raise
+            fault = error
+        assert time.monotonic() < end, f"never true: {function} {fault or ''}"
         tab.wait_for_timeout(20)
-    return found
 
 
 def script(module: str, expression: str, given: str = "") -> str:
@@ -398,8 +406,12 @@ def ask(tab, text: str) -> None:
 
 
 def last_answer(tab) -> str:
-    written = "#history .bot .message-content:not(:has(.answer-note))"
-    return tab.locator(written).last.inner_text()
+    """Looked up and read at once: a note under it is drawn, and known for one, after its row."""
+    return tab.evaluate(
+        """() => [...document.querySelectorAll(
+            '#history .bot .message-content:not(:has(.answer-note))')]
+          .map(node => node.innerText).filter(text => text.trim()).pop() ?? ''"""
+    )
 
 
 def drawn_path(tab) -> list[int]:

@@ -212,14 +212,16 @@ def test_without_a_gpu_blocks_are_unpacked_and_that_is_said():
     assert not any(linear.is_own for linear in model)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_the_kernel_is_used_where_it_agrees(run, monkeypatch, factor):
+def test_the_kernel_is_used_where_it_agrees(run, monkeypatch):
     """The check of a load, with the source on a CPU in the place of the card."""
 
-    def scaled(weight, x, out):
-        run(weight, x, out)
-        out *= factor
+    def off() -> float:
+        return stored_linear.difference(torch.device("cpu"), torch.float16, NAMES["Q8_0"])
 
-    monkeypatch.setattr(blocks, "run", scaled)
-    found = stored_linear.difference(torch.device("cpu"), torch.float16, NAMES["Q8_0"])
-    assert (found < stored_linear.TOLERANCE) is (factor == 1.0)
+    def wrong(weight, x, out):
+        out.copy_(1.5 * x.float() @ weight.values().T)
+
+    monkeypatch.setattr(blocks, "run", run)
+    assert off() < stored_linear.TOLERANCE
+    monkeypatch.setattr(blocks, "run", wrong)
+    assert off() >= stored_linear.TOLERANCE
