@@ -87,7 +87,7 @@ def test_plain_decoding_is_timed_beside_every_answer(served, open_tab, monkeypat
     assert tab.locator("[data-figure='times plain'] .value").inner_text() == "–"
     tab.uncheck("#vanilla input")
     ask(tab, "and now with Medusa")
-    assert re.search(r"plain: [\d.]+ tokens/s", tab.text_content(".tree-block .measured"))
+    assert re.search(r"Plain decoding: [\d.]+ tokens/s", tab.text_content(".tree-block .measured"))
     assert re.fullmatch(r"[\d.]+×", tab.locator("[data-figure='times plain'] .value").inner_text())
     keep_no_settings(tab)
 
