@@ -83,7 +83,8 @@ class ModelInfo:
     tree, nodes, tree_reason: what `--tree auto` means here and why. notes: what was chosen at
     load (attention, packed linears) and every fallback, a sentence each. tree_facts: what tree and
     nodes follow from; None without heads. sampling: the defaults of its own generation config, by
-    the names of GenerationSettings; empty where it names none.
+    the names of GenerationSettings; empty where it names none. backend: what runs a step. template:
+    whose chat template it is. licence: of its weights; empty where its files name none.
     """
 
     name: str
@@ -104,6 +105,9 @@ class ModelInfo:
     backbone: str = ""
     draft: str = ""
     beside: str = ""
+    backend: str = ""
+    template: str = ""
+    licence: str = ""
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from medusa_chat.checkpoints import native_build
 from medusa_chat.paths import DATA_DIR_VARIABLE
-from medusa_chat.ui.stubs import no_stubs
+from medusa_chat.ui import no_stubs
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the tests are a CPU's on every machine

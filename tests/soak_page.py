@@ -125,7 +125,7 @@ def served(has_low_bounds: bool) -> Iterator[tuple[Connection, str]]:
 
 def serve(pipe: Connection, has_low_bounds: bool) -> None:
     """Serve the page until the other side of the pipe is gone; count when it asks."""
-    from medusa_chat.ui.stubs import no_stubs
+    from medusa_chat.ui import no_stubs
 
     with no_stubs():
         from medusa_chat.ui.app import open_page

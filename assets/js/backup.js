@@ -5,8 +5,8 @@ import { ask, view } from "./conversations.js";
 import { side } from "./drawer.js";
 import { button, make } from "./elements.js";
 import { notify, pagePath } from "./page.js";
-import { download } from "./picture.js";
 import { gone } from "./row.js";
+import { download } from "./saved.js";
 
 const { given } = blockOf("conversations");
 export const foot = make("div", "chat-list-foot");

@@ -1,6 +1,6 @@
 // The places that Gradio gives to our own scripts (gr.HTML): each has an element to draw into, a value
 // that the server sets, one JSON text, and events that go to the server. The page imports this
-// module alone (ui/page/scripts.py); it imports the block's own once its place is there.
+// module alone (ui/page/shell.py); it imports the block's own once its place is there.
 const blocks = new Map();
 
 // What was drawn of a block, though Gradio may make its place anew: it moves there.

@@ -1,6 +1,5 @@
 // The card of one node: what the step recorded at once, both top 10s once the model has answered.
-import { hide } from "./draw.js";
-import { bdi, button, make, meterOf, withRole } from "./elements.js";
+import { bdi, button, hide, make, meterOf, withRole } from "./elements.js";
 import { figure, percent, quoted } from "./format.js";
 import { panel, root, sends, trigger } from "./panel.js";
 import {
@@ -213,7 +212,7 @@ function topList(title, rows, own, node) {
   return table;
 }
 
-document.addEventListener("medusa-peek", (event) => {
-  if (!root.isConnected) return;
-  takePeek(event.detail);
-});
+// Of the block "peek", which shows nothing itself: what the model said about one node.
+export function begin({ onValue }) {
+  onValue((found) => root.isConnected && takePeek(found));
+}

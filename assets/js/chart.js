@@ -1,10 +1,8 @@
 // The line of tokens per second over the answer, and the table of what each depth accepted.
-import { draw, hide, set } from "./draw.js";
-import { make, meterOf, say } from "./elements.js";
+import { draw, hide, make, meterOf, say, set } from "./elements.js";
 import { count, counted, number, percent } from "./format.js";
-import { depths } from "./frame.js";
 import { acceptedByDepth } from "./known_steps.js";
-import { panel, widthIn } from "./panel.js";
+import { depths, panel, widthIn } from "./panel.js";
 import { fillChart, niceAbove, rates } from "./rates.js";
 import { columnName } from "./words.js";
 

@@ -6,10 +6,10 @@ import { drawFacts } from "./figures.js";
 import { counted, number } from "./format.js";
 import { lanes, makeLane, markParting, record, setLanes, track } from "./lanes.js";
 import { pace } from "./pace.js";
+import { store, stored } from "./page.js";
 import { drawRaceClock, isGpuClock, meetPace, raceBox } from "./race.js";
 import { modelled } from "./race_model.js";
 import { at, controls, end, pause, seek, setEnd, start, still } from "./replay.js";
-import { store, stored } from "./stored.js";
 
 const { root, trigger, every, watch, value } = blockOf("compare");
 const LOOK_EVERY = 500; // ms: what is drawn here takes time from what is measured

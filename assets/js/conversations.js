@@ -1,19 +1,80 @@
 // The list of conversations. The value is one JSON object: {"rows": [[id, title, Unix time, does an
 // answer run, is it pinned, title and text around a match in pieces, every second one of the search]],
 // "current": id, "title": of it, "temporary": is it, "preset": its name, "search": what is looked for, "more": are there
-// older ones, "key": of the tab, "takes": is a file taken in, "undeleted": [id of a row whose deletion
-// was refused, when], "bin", "binned": see bin.js}. A row is
+// older ones, "key": of the tab, "takes": is a file taken in, "undeleted":
+// [id of a row whose deletion was refused, when], "bin", "binned": see bin.js}. A row is
 // drawn again only when it has changed, so that focus and a title that is being written stay.
-import { writeAddress } from "./address.js";
 import { foot, importer } from "./backup.js";
 import { bin, drawBin, opener as binOpener } from "./bin.js";
 import { blockOf } from "./block.js";
 import { close } from "./drawer.js";
 import { button, make, say, withRole } from "./elements.js";
-import { tell } from "./page.js";
+import { answered, tell } from "./page.js";
 import { UNTITLED, bringBack, drawRow, drop, gone, rename } from "./row.js";
 import "./system.js";
-import { drawTemporary, opener as temporaryOpener } from "./temporary.js";
+
+// ---- the temporary chat: Gradio's own button, which posts the settings, is not shown ----
+
+const temporaryOpener = button("temporary-open", "Temporary chat", () => {
+  document.getElementById("temporary")?.click();
+  close();
+});
+const temporaryLine = withRole(make("p", "temporary-line"), "status");
+
+function drawTemporary(isTemporary) {
+  const left = document.getElementById("left");
+  if (left && !temporaryLine.isConnected) left.prepend(temporaryLine);
+  temporaryLine.hidden = !isTemporary;
+  temporaryLine.textContent = isTemporary
+    ? "Temporary chat: never stored, gone once you leave it."
+    : "";
+}
+
+temporaryOpener.title = "A chat that is never stored, and gone once you leave it";
+
+// ---- the address and the title of the browser's tab name the conversation that is shown: it can be
+// kept as a bookmark, opened in another tab, and gone back to ----
+
+const PAGE = "medusa-chat";
+
+function readAddress() {
+  return location.hash.slice(1);
+}
+
+let going = ""; // the address that the browser went to, until it is shown
+
+// isFirst: the page was opened, which is no step to go back to.
+function writeAddress(isFirst) {
+  document.title = view.title ? `${view.title} · ${PAGE}` : PAGE;
+  if (going && going !== view.current) return; // a view from before
+  going = "";
+  if (view.current === readAddress()) return;
+  history[isFirst ? "replaceState" : "pushState"](history.state, "", `#${view.current}`);
+}
+
+window.addEventListener("popstate", () => {
+  const id = readAddress();
+  if (!id) return;
+  going = id;
+  trigger("open_conversation", { id });
+  stay(id);
+});
+
+// A conversation that is not there: the address is that of what is shown.
+async function stay(id) {
+  const pause = () => new Promise((done) => setTimeout(done, 1500));
+  await pause();
+  await answered(); // over a slow link it may come late
+  await pause();
+  if (going === id) { going = ""; writeAddress(true); }
+}
+
+// A place within an answer is no address of the page.
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.(':is(#history, #live-text) a[href^="#"]')) event.preventDefault();
+}, true);
+
+// ---- the list ----
 
 const { root, trigger, onValue } = blockOf("conversations");
 const SEARCH_MS = 250;

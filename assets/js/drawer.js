@@ -2,7 +2,7 @@
 import { blockOf } from "./block.js";
 import { field } from "./conversations.js";
 import { make } from "./elements.js";
-import { store, stored } from "./stored.js";
+import { store, stored } from "./page.js";
 
 const { root } = blockOf("conversations");
 const CLOSED = "medusa-chat-list";

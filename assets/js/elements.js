@@ -57,12 +57,8 @@ export function fillIn(box, text) {
 
 // A drawing of one line on 24 by 24.
 export function icon(line) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.setAttribute("aria-hidden", "true");
-  path.setAttribute("d", line);
-  svg.append(path);
+  const svg = draw("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" });
+  svg.append(draw("path", { d: line }));
   return svg;
 }
 
@@ -91,4 +87,39 @@ export function meterOf(share) {
   const fill = meter.appendChild(make("i"));
   fill.style.width = `${Math.max(0, Math.min(100, share * 100))}%`;
   return meter;
+}
+
+// SVG and its attributes.
+const SVG = "http://www.w3.org/2000/svg";
+
+export function draw(tag, attributes, text) {
+  const node = document.createElementNS(SVG, tag);
+  set(node, attributes);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+// Writes only what is new: an attribute of SVG that is set again costs its style again.
+export function set(node, attributes) {
+  for (const name in attributes) {
+    const value = String(attributes[name]);
+    if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
+}
+
+export function hide(node, isHidden) {
+  if (node.hidden !== isHidden) node.hidden = isHidden;
+}
+
+// Acts when something in a block of the conversation was drawn, by whomever. Each asks for its own
+// block: the answer that comes is drawn 25 times a second, and a long history is dear to look at.
+export function whenDrawn(id, act) {
+  new MutationObserver((seen) => {
+    const block = document.getElementById(id);
+    if (seen.some(({ target }) => block?.contains(target) || target.contains(block))) act();
+  }).observe(document.getElementById("conversation"), {
+    childList: true,
+    subtree: true,
+    characterData: true,
+  });
 }

@@ -1,8 +1,8 @@
 // From the words of an answer to its steps: a word under the pointer shows its step, a click goes
 // there, and shows that answer's steps first where others are shown. No request for a hover.
 import { align, range, textNodes } from "./align.js";
-import { answerWords } from "./answer_words.js";
 import { inNextFrame, withRole } from "./elements.js";
+import { answerWords } from "./steps.js";
 import { known, rows } from "./tint.js";
 
 const pointedAt = typeof Highlight === "function" && CSS.highlights ? new Highlight() : null;

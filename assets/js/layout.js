@@ -1,13 +1,40 @@
 // The tree of one step: places once per shape and width, then texts, states and marks into them.
 import { describeChart } from "./chart.js";
-import { draw, hide, set } from "./draw.js";
-import { button, make, say } from "./elements.js";
+import { button, draw, hide, make, say, set } from "./elements.js";
 import { figure, number, quoted } from "./format.js";
-import { box, edges, head, legend, names, nodes, svg, taken } from "./frame.js";
-import { modelledFigures } from "./modelled.js";
+import { modelledFigures } from "./numbers.js";
 import { page } from "./page.js";
-import { FONT, LARGEST, NARROW, panel, pen, root, schedule, widthIn } from "./panel.js";
-import { CHIP, GAP, LINE, ROW, TOP, branch, SMALLEST, highOf, isFinger, places, testedNodes } from "./places.js";
+import {
+  FONT,
+  LARGEST,
+  NARROW,
+  box,
+  edges,
+  head,
+  legend,
+  names,
+  nodes,
+  panel,
+  pen,
+  root,
+  schedule,
+  svg,
+  taken,
+  widthIn,
+} from "./panel.js";
+import {
+  CHIP,
+  GAP,
+  LINE,
+  ROW,
+  SMALLEST,
+  TOP,
+  branch,
+  highOf,
+  isFinger,
+  places,
+  testedNodes,
+} from "./places.js";
 import {
   NEXT,
   QUOTE,

@@ -5,11 +5,8 @@
 // status and what the model thinks, hands the pieces to the tint, and says finished sentences to
 // a screen reader, once each.
 import { blockOf } from "./block.js";
-import { whenDrawn } from "./drawn.js";
-import { inNextFrame, make, withRole } from "./elements.js";
+import { inNextFrame, make, whenDrawn, withRole } from "./elements.js";
 import { scrollWith } from "./scroll.js";
-import "./code.js";
-import "./emptied.js";
 
 const { root, watch, value, setValue } = blockOf("live");
 const SAY_EVERY = 1200; // ms between two announcements: a voice is slower than a model
@@ -141,3 +138,36 @@ if (conversation) {
   whenDrawn("history", quiet);
   quiet();
 }
+
+// Blocks of code get a label with their language, where the answer names one. It is drawn by a style
+// sheet from an attribute: what is copied, selected or tinted of an answer has no word of it.
+function labelCode(id) {
+  const label = () => {
+    const fresh = document.querySelectorAll(`#${id} .code_wrap:not([data-language]) code[class]`);
+    for (const code of fresh) {
+      const name = /(?:^|\s)language-(\S+)/.exec(code.className)?.[1] ?? "";
+      code.closest(".code_wrap").dataset.language = name;
+    }
+  };
+  whenDrawn(id, label);
+  label();
+}
+
+// Gradio's own copy has lost the first line's indentation.
+const COPIED = 2000; // ms that it says so
+document.addEventListener(
+  "click",
+  async (event) => {
+    const copy = event.target.closest?.(".copy_code_button");
+    if (!copy || !navigator.clipboard) return; // there is none without HTTPS: Gradio does what it can
+    event.stopPropagation();
+    await navigator.clipboard.writeText(copy.parentElement.querySelector("code").textContent.trimEnd());
+    const done = copy.querySelector(".check");
+    done.style.opacity = "1";
+    setTimeout(() => (done.style.opacity = "0"), COPIED);
+  },
+  true,
+);
+
+labelCode("history");
+labelCode("live-text");

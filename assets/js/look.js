@@ -1,7 +1,7 @@
 // The switch between the system's colours, light and dark; assets/js/first.js applies them.
 import { blockOf } from "./block.js";
 import { button, icon } from "./elements.js";
-import { store } from "./stored.js";
+import { store } from "./page.js";
 
 const { root } = blockOf("look");
 const LOOKS = { system: "Colours: system", light: "Colours: light", dark: "Colours: dark" };

@@ -1,6 +1,5 @@
-// The same step as the model sees it (the paper's Figure 2): which keys each node attends to.
-import { draw, set } from "./draw.js";
-import { make, say, scrollRegion } from "./elements.js";
+// The same step as the backbone sees it (the paper's Figure 2): which keys each node attends to.
+import { draw, make, say, scrollRegion, set } from "./elements.js";
 import { count, quoted } from "./format.js";
 import { MARKS, STATES } from "./words.js";
 

@@ -2,7 +2,7 @@
 // own part of it has changed, so that focus and an open question stay. Text by textContent only.
 import { blockOf } from "./block.js";
 import { button, make, say, withRole } from "./elements.js";
-import { askTry, takeTry } from "./try.js";
+import { askTry, takeTry } from "./offer.js";
 
 const { root, trigger, onValue, every, isInSight } = blockOf("models");
 const GROUPS = {

@@ -4,12 +4,12 @@
 import { blockOf } from "./block.js";
 import { button, fillIn, make } from "./elements.js";
 import { follow, stream } from "./follow.js";
-import { messageUnderWay, page, setUnderWay, tell } from "./page.js";
+import { unmarkPage } from "./inert.js";
+import { messageUnderWay, page, setUnderWay, store, stored, tell } from "./page.js";
 import { show } from "./show.js";
-import { store, stored } from "./stored.js";
-import "./unmark.js";
 
 const { root, trigger, onValue, every } = blockOf("next");
+unmarkPage();
 let asked = 0;
 let newest = 0; // of the views that came
 let mine = ""; // the key of this tab, which counts them

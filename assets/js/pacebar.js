@@ -1,15 +1,11 @@
 // How the pace is chosen: its mode, the GPU whose times are modelled, and what each size of the tree
 // would give there.
-import { hide } from "./draw.js";
-import { choiceOf, make, say } from "./elements.js";
+import { choiceOf, hide, make, say } from "./elements.js";
 import { number } from "./format.js";
-import { gpuBox } from "./frame.js";
-import { gpuChoices, modelledWords, slowWords } from "./gpu.js";
-import { gpuRows, modelledFigures } from "./modelled.js";
-import { drawFigures } from "./numbers.js";
-import { pace, paceMode, setPace } from "./pace.js";
+import { drawFigures, gpuRows, modelledFigures } from "./numbers.js";
+import { gpuChoices, modelledWords, pace, paceMode, setPace, slowWords } from "./pace.js";
 import { page } from "./page.js";
-import { panel, schedule, trigger } from "./panel.js";
+import { gpuBox, panel, schedule, trigger } from "./panel.js";
 import { goTo } from "./steps.js";
 import { nameplay, pacebar, startPlay } from "./timeline.js";
 

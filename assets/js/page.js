@@ -1,4 +1,5 @@
-// What the parts of the page tell each other, and what each of them may ask.
+// What the parts of the page tell each other, what each of them may ask, what the program told them,
+// and what this browser keeps.
 export const page = {
   model: null, // {isDemo, isGuest, model} that is loaded, as far as the server has said
   said: "", // the answer that runs, as it is handed to Gradio's Markdown
@@ -34,4 +35,25 @@ export async function answered() {
   const asked = {};
   tell("medusa-answered", asked);
   await asked.answered;
+}
+
+// What the program tells its scripts from the start, by name: JSON in the page (ui/page/shell.py).
+const knownPlace = globalThis.document?.getElementById("known");
+export const known = JSON.parse(knownPlace?.textContent ?? "{}");
+
+// What this browser keeps, in localStorage or sessionStorage. One that keeps nothing goes on without.
+export function store(place, key, value) {
+  try {
+    window[place].setItem(key, value);
+  } catch {
+    // it is switched off, or full
+  }
+}
+
+export function stored(place, key) {
+  try {
+    return window[place].getItem(key);
+  } catch {
+    return null;
+  }
 }

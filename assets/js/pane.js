@@ -2,8 +2,8 @@
 // a sheet over it, opened by the strip of an answer.
 import { button } from "./elements.js";
 import { figures } from "./numbers.js";
+import { store, stored } from "./page.js";
 import { root } from "./panel.js";
-import { store, stored } from "./stored.js";
 
 const PANE = "medusa-chat-pane";
 const BESIDE = matchMedia("(min-width: 1100px)");

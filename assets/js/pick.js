@@ -2,7 +2,7 @@
 // one JSON object. Text goes in by textContent only.
 import { blockOf } from "./block.js";
 import { button, make, say } from "./elements.js";
-import { followTry } from "./try.js";
+import { followTry } from "./offer.js";
 
 const { root, trigger, onValue } = blockOf("pick");
 const loaded = make("p", "pick-loaded");

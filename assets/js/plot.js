@@ -1,7 +1,6 @@
 // Line charts over nodes or intensity: axes, lines with dots, one level, one best point. Every line
 // has its own dash and its own shape of dot, so that colour is never all there is.
-import { draw, set } from "./draw.js";
-import { make } from "./elements.js";
+import { draw, make, set } from "./elements.js";
 
 const PLOT = { left: 46, right: 12, top: 12, bottom: 34, high: 230 };
 const SHAPES = ["circle", "square", "diamond", "triangle"];

@@ -4,7 +4,7 @@
 import { blockOf } from "./block.js";
 import { button, make, say } from "./elements.js";
 import { notify } from "./page.js";
-import { download } from "./picture.js";
+import { download } from "./saved.js";
 
 const { root, trigger, onValue } = blockOf("presets");
 const MOST = 200_000; // bytes of a file

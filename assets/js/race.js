@@ -3,8 +3,7 @@
 import { blockOf } from "./block.js";
 import { result, retime } from "./compare.js";
 import { choiceOf, make, say } from "./elements.js";
-import { gpuChoices, modelledWords, slowWords, slowness } from "./gpu.js";
-import { pace, paceMode, setPace } from "./pace.js";
+import { gpuChoices, modelledWords, pace, paceMode, setPace, slowWords, slowness } from "./pace.js";
 import { page } from "./page.js";
 
 const { trigger } = blockOf("compare");

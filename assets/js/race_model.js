@@ -1,6 +1,6 @@
 // A race on the clock of a named GPU: the same steps, with the times of that.
 import { duration, number } from "./format.js";
-import { gpuMs } from "./gpu.js";
+import { gpuMs } from "./pace.js";
 
 const PLAIN = "plain decoding";
 

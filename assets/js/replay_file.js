@@ -1,7 +1,7 @@
 // An answer that was saved as a file: its text, word by word beside the steps that they came in.
-import { answerWords } from "./answer_words.js";
 import { make } from "./elements.js";
 import { recorded } from "./file_place.js";
+import { answerWords } from "./steps.js";
 import { bars } from "./timeline.js";
 import "./tree.js";
 

@@ -1,8 +1,7 @@
 // The conversation follows what is written at its end. Whoever scrolls up by hand stays there, with a
 // button that leads back; a new turn is always shown. Only a hand ends the following: Gradio draws
 // the rows anew, and the scroll position that it leaves says nothing.
-import { whenDrawn } from "./drawn.js";
-import { button } from "./elements.js";
+import { button, whenDrawn } from "./elements.js";
 
 const NEAR = 90; // px from the end that count as the end
 const BY_HAND = ["wheel", "touchmove", "pointerdown", "keydown"];

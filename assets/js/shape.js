@@ -1,7 +1,6 @@
 // The tree in use, without a step: each node's rank among its head's predictions, and the chance
 // that the whole path to it is what comes. Beside it the same tree as its attention mask.
-import { draw, set } from "./draw.js";
-import { button, make, say, scrollRegion, withRole } from "./elements.js";
+import { button, draw, make, say, scrollRegion, set, withRole } from "./elements.js";
 import { percent } from "./format.js";
 import { makeMask } from "./mask.js";
 import { CHIP, LINE, ROW, TOP, branch, places } from "./places.js";

@@ -2,11 +2,10 @@
 // it. Text and tree go on by one step index, at the pace of pace.js. The stream
 // brings {answer, since, begin, thought, steps: [[text, view, reasoning]], ended, tail}.
 import { blockOf } from "./block.js";
+import { dueBy } from "./known_steps.js";
 import { paceMode, paceOf } from "./pace.js";
-import { tell } from "./page.js";
-import { dueBy } from "./reel.js";
+import { store, stored, tell } from "./page.js";
 import { setSaid } from "./said.js";
-import { store, stored } from "./stored.js";
 
 const { trigger } = blockOf("next");
 const SHOWN_KEY = "medusa-chat-shown";

@@ -1,11 +1,10 @@
 // The model picker in the header: the loaded model, and behind it the recent ones, all models and
-// what is known of this one; or one sentence. Text goes in by textContent only, and only what changed
+// Details: a table of what is known of this one, the log of its load folded below; or one sentence. Text goes in by textContent only, and only what changed
 // is touched: an open menu stays open, a screen reader hears sentences only.
 import { blockOf } from "./block.js";
 import { button, make, say, withRole } from "./elements.js";
-import { notify } from "./page.js";
-import { store, stored } from "./stored.js";
-import { openTab } from "./try.js";
+import { openTab } from "./offer.js";
+import { notify, store, stored } from "./page.js";
 
 const { root, trigger, onValue, every } = blockOf("status");
 const SHOWN = 3; // facts in the button: model, precision, device
@@ -21,17 +20,17 @@ const all = button("all-models", "All models", () => {
   notes.open = false;
   openTab("Models");
 });
-const details = make("dl", "model-details");
+const table = make("table", "model-details");
 const log = make("details", "load-log");
-const list = make("ul", "");
+const lines = make("ul", "");
 const again = button("again", "Load again", () => {
   again.hidden = true; // the next look shows what comes of it
   trigger("load_again");
 });
 const halt = button("again halt", "Cancel", () => trigger("halt"));
 opener.append(make("span", "dot"), facts);
-log.append(make("summary", "", "How it was loaded"), list);
-menu.append(recent, all, details, log);
+log.append(make("summary", "", "Log of the load"), lines);
+menu.append(recent, all, table, log);
 notes.append(opener, menu);
 bar.append(make("span", "dot"), sentence, halt, again, notes);
 root.replaceChildren(bar);
@@ -53,23 +52,23 @@ function drawFacts(told) {
   });
 }
 
-function detail([label, text, why]) {
-  const row = make("div", "");
-  const told = make("dd", "", text);
-  if (why) told.append(make("span", "", why));
-  row.append(make("dt", "", label), told);
-  return row;
-}
-
-// The facts as a table, and behind it what the load told.
-function drawNotes(line) {
+function drawDetails(line) {
+  notes.hidden = !line.facts.length;
   const now = JSON.stringify([line.facts, line.notes]);
   if (now === listed) return;
   listed = now;
-  details.replaceChildren(...line.facts.map(detail));
-  list.replaceChildren(...line.notes.map((note) => make("li", "", note)));
+  const rows = line.facts.map(([label, text, why]) => {
+    const row = make("tr");
+    const name = make("th", "", label);
+    const told = make("td", "", text);
+    name.scope = "row";
+    if (why) told.append(make("small", "", why));
+    row.append(name, told);
+    return row;
+  });
+  table.replaceChildren(make("caption", "", "Details"), ...rows);
+  lines.replaceChildren(...line.notes.map((note) => make("li", "", note)));
   log.hidden = !line.notes.length;
-  notes.hidden = log.hidden && !line.facts.length;
 }
 
 // models: [name, its precision] each. One click loads it; meanwhile none is offered.
@@ -110,7 +109,7 @@ function draw(line) {
   bar.classList.toggle("has-part", line.part !== null);
   if (line.part !== null) bar.style.setProperty("--part", line.part);
   drawFacts(line.facts.slice(0, SHOWN));
-  drawNotes(line);
+  drawDetails(line);
   drawRecent(line.recent, line.halts);
   tell(line.told, line.halts);
 }

@@ -1,11 +1,11 @@
 // Which step is shown, and where it comes from: what was received is kept, the rest asked for.
 import { hideCard } from "./card.js";
+import { learnFrom, nothingKnown, stepOfText } from "./known_steps.js";
 import { LARGEST, panel, root, schedule, trigger } from "./panel.js";
-import { learnFrom, nothingKnown } from "./known_steps.js";
 import { emptyChart } from "./rates.js";
 import { show } from "./show.js";
-import { stopPlay } from "./timeline.js";
-import { hideTip } from "./walk.js";
+import { barRow, bars, stepWords, stopPlay } from "./timeline.js";
+import { hideTip, showTip } from "./walk.js";
 
 const KEPT_STEPS = 600;
 const PATIENCE = 4000; // ms until a step that did not come is asked for again
@@ -67,3 +67,23 @@ export function learn(next) {
     panel.chart = emptyChart();
   learnFrom(panel.known, next);
 }
+
+// From the words of the answer to its steps (hover.js).
+export const answerWords = {
+  isShown: (answer) => panel.data?.answer === answer && Boolean(panel.data.ended),
+  stepAt: (at) => stepOfText(panel.known, at),
+  point(step) {
+    const before = barRow.querySelector(".pointed");
+    before?.classList.remove("pointed");
+    if (step === null) return before && hideTip();
+    const bar = barRow.querySelector(`[data-step="${step}"]:not([display])`);
+    bar?.classList.add("pointed");
+    const row = bars.getBoundingClientRect();
+    const left = bar ? bar.getBoundingClientRect().left : row.left;
+    showTip({ left, top: row.top, bottom: innerHeight }, stepWords(panel.known, step, panel.line.total), []);
+  },
+  go(step) {
+    stopPlay();
+    goTo(step);
+  },
+};

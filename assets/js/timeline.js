@@ -1,7 +1,6 @@
 // A bar for every step. Click, drag or arrow keys choose one; play walks through them in the time
 // they took. `goTo(step)` and `goLive()` are the panel's.
-import { draw, hide, set } from "./draw.js";
-import { button, make, say } from "./elements.js";
+import { button, draw, hide, make, say, set } from "./elements.js";
 import { number } from "./format.js";
 import { paceMode, paceOf } from "./pace.js";
 import { panel, root, schedule, trigger, widthIn } from "./panel.js";

@@ -3,12 +3,10 @@
 // brings the pieces this tab does not have: {"rows": [[row, key]], "new": {key: [tokens, text]}}.
 import { align, range, textNodes } from "./align.js";
 import { blockOf } from "./block.js";
-import { whenDrawn } from "./drawn.js";
-import { inNextFrame, make } from "./elements.js";
+import { inNextFrame, make, whenDrawn } from "./elements.js";
 import { reach } from "./hover.js";
-import { store, stored } from "./stored.js";
+import { store, stored } from "./page.js";
 import { showTyped } from "./typed.js";
-import "./selected.js";
 
 const { root, onValue } = blockOf("tint");
 const KEY = "medusa-chat-tint";
@@ -111,7 +109,7 @@ function drawRows() {
   for (const target of [...drawn.keys()]) if (!wanted.has(target)) wipe(target);
 }
 
-export function liveText() {
+function liveText() {
   return document.querySelector("#live-text .md");
 }
 
@@ -189,3 +187,54 @@ whenDrawn("history", () => {
 whenDrawn("live-text", () => {
   if (has && box.checked) schedule();
 });
+
+// Text that is selected in the answer that comes stays selected: Gradio draws its Markdown anew while
+// it grows, and at the end in the conversation. It is found again by how much text stands before it.
+let selected = null; // {from, to, text, before}: behind how many rows
+
+function answers() {
+  return [...document.querySelectorAll("#history .bot .message-content .md")];
+}
+
+function offsetIn(prose, node, offset) {
+  const before = range(prose, 0, 0);
+  before.setEnd(node, offset);
+  return before.toString().length;
+}
+
+function placeIn(prose, offset) {
+  const texts = document.createTreeWalker(prose, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const { length } = texts.currentNode;
+    if (offset <= length) return [texts.currentNode, offset];
+    offset -= length;
+  }
+  return [prose, 0];
+}
+
+function noteSelected() {
+  const live = liveText();
+  const now = getSelection();
+  const isInside = live?.contains(now.anchorNode) && live.contains(now.focusNode);
+  if (isInside && !now.isCollapsed) {
+    const from = offsetIn(live, now.anchorNode, now.anchorOffset);
+    const to = offsetIn(live, now.focusNode, now.focusOffset);
+    selected = { from, to, text: String(now), before: answers().length };
+  } else if (live?.textContent || !now.isCollapsed) selected = null; // else the text has just gone
+}
+
+function selectAgain() {
+  const isWriting = document.activeElement?.matches("textarea, input");
+  if (!selected || isWriting || !getSelection().isCollapsed) return;
+  const { from, to, text, before } = selected;
+  for (const prose of [liveText(), ...answers().slice(before)]) {
+    if (!prose?.textContent) continue;
+    getSelection().setBaseAndExtent(...placeIn(prose, from), ...placeIn(prose, to));
+    if (String(getSelection()) === text) return;
+    getSelection().removeAllRanges();
+  }
+}
+
+document.addEventListener("selectionchange", noteSelected);
+whenDrawn("live-text", selectAgain);
+whenDrawn("history", selectAgain);

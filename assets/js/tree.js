@@ -2,33 +2,7 @@
 // string. One frame draws the newest value, however many came.
 import { card } from "./card.js";
 import { chartBox, drawChart, drawDepths } from "./chart.js";
-import { hide } from "./draw.js";
-import { say } from "./elements.js";
-import {
-  PLAIN,
-  UNDRAFTED,
-  area,
-  body,
-  box,
-  depths,
-  edges,
-  facing,
-  gpuBox,
-  head,
-  hollow,
-  legend,
-  names,
-  nodes,
-  picture,
-  png,
-  single,
-  svg,
-  taken,
-  times,
-  tip,
-  viewButtons,
-  views,
-} from "./frame.js";
+import { hide, say } from "./elements.js";
 import {
   describeSoon,
   drawHead,
@@ -46,19 +20,50 @@ import { tell } from "./page.js";
 import {
   LARGEST,
   NARROW,
+  PLAIN,
+  UNDRAFTED,
+  area,
+  body,
+  box,
+  depths,
+  edges,
+  facing,
+  gpuBox,
+  head,
+  hollow,
+  legend,
+  names,
+  nodes,
   onValue,
   panel,
   pen,
+  picture,
+  png,
   root,
   schedule,
   setValue,
+  single,
+  svg,
+  taken,
+  times,
+  tip,
+  viewButtons,
+  views,
   widthIn,
   widthsOf,
 } from "./panel.js";
 import { CHIP } from "./places.js";
 import { show } from "./show.js";
 import { forget, keep, learn, request } from "./steps.js";
-import { back, drawTimeline, pacebar, scrollTimeline, strip, timeline, toNewest } from "./timeline.js";
+import {
+  back,
+  drawTimeline,
+  pacebar,
+  scrollTimeline,
+  strip,
+  timeline,
+  toNewest,
+} from "./timeline.js";
 import { tellNode } from "./walk.js";
 import { watching } from "./watch.js";
 import { judged } from "./whatif.js";

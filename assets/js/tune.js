@@ -1,9 +1,8 @@
 // The Tune tab. The value is one JSON object; each card is drawn again only when its own part of it
 // has changed, so that focus stays. Texts go in by textContent only.
 import { blockOf } from "./block.js";
-import { make, say } from "./elements.js";
+import { make, say, scrollRegion } from "./elements.js";
 import { count, percent } from "./format.js";
-import { drawHeat, heatCard } from "./heat.js";
 import { makePen, tokenFont } from "./measure.js";
 import { figureBox, figureText, nodeAxis, plot, valueAxis } from "./plot.js";
 import { drawShape, treeCard } from "./shape.js";
@@ -133,3 +132,51 @@ onValue((line) => {
 new ResizeObserver(resize).observe(root);
 every(REFRESH_MS, refresh);
 refresh();
+
+// Rank accuracies as a table whose cells are tinted: the number stands in each of them.
+function heatCard() {
+  const card = make("section", "tune-card wide");
+  const heading = make("h3", "", "How often each head is right");
+  const words = make("p", "tune-words");
+  const scroll = scrollRegion("heat-scroll", "Rank accuracies by head, scrollable");
+  card.append(heading, words, scroll);
+  return { card, words, scroll };
+}
+
+function drawHeat(heat, table) {
+  say(heat.words, `${table.name}. ${table.note}`);
+  heat.scroll.replaceChildren(heatTable(table));
+}
+
+function heatTable(table) {
+  const grid = make("table", "heat");
+  grid.append(make("caption", "", `${table.name}: share right, by head and rank`));
+  const head = make("tr", "");
+  const name = (text) => {
+    const cell = make("th", "", text);
+    cell.scope = "col";
+    return cell;
+  };
+  const ranks = table.rows[0].map((_, rank) => name(`top-${rank + 1}`));
+  head.append(name("head"), ...ranks, name(`any of ${table.rows[0].length}`));
+  const top = make("thead", "");
+  top.append(head);
+  const body = make("tbody", "");
+  table.rows.forEach((row, place) => body.append(heatRow(row, place)));
+  grid.append(top, body);
+  return grid;
+}
+
+function heatRow(row, place) {
+  const line = make("tr", "");
+  const label = make("th", "", `head ${place + 1}`);
+  label.scope = "row";
+  line.append(label);
+  row.forEach((share) => {
+    const cell = make("td", "tinted", percent(share));
+    cell.style.setProperty("--share", Math.min(1, Math.sqrt(share)).toFixed(3));
+    line.append(cell);
+  });
+  line.append(make("td", "sum", percent(row.reduce((a, b) => a + b, 0))));
+  return line;
+}

@@ -1,7 +1,6 @@
 // What a user wrote is shown as it was typed: Gradio draws it as Markdown, which is hidden, and the
 // text stands beside it. The conversation itself keeps the text, so editing and copying are Gradio's.
-import { whenDrawn } from "./drawn.js";
-import { button, make, say } from "./elements.js";
+import { button, make, say, whenDrawn } from "./elements.js";
 
 const LONG = { lines: 20, characters: 2000 }; // a message beyond either is folded
 let typedRows = [];

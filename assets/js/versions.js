@@ -1,10 +1,62 @@
 // Versions of a message: "‹ 2/3 ›" under it; a branch and the strips of answers. The value is {"rows": [[row,
-// version, of how many]], "strips": [[row, ...]] (byline.js)}; Gradio draws the rows, so these are put
+// version, of how many]], "strips": [[row, ...]] (see strips)}; Gradio draws the rows, so these are put
 // back whenever it has drawn them anew.
 import { blockOf } from "./block.js";
-import { drawByline, strips } from "./byline.js";
-import { whenDrawn } from "./drawn.js";
-import { button, inNextFrame, make, withRole } from "./elements.js";
+import { button, draw, inNextFrame, make, whenDrawn, withRole } from "./elements.js";
+import { page, tell } from "./page.js";
+
+const STRIP_HIGH = 22;
+const MOST_SHOWN = 60; // bars; of more steps the most tokens of some neighbours
+const strips = new Map(); // row -> [model, speed, ratio, tokens of each step, are its steps known]
+
+// Below an answer, before the buttons of its row: which model gave it and how fast, with a small
+// timeline of its steps. It opens the microscope on that answer.
+function drawByline(bar, row) {
+  const now = strips.get(row);
+  const old = bar.querySelector(":scope > .answer-strip");
+  const key = now ? JSON.stringify([row, now]) : "";
+  if ((old?.dataset.key || "") === key) return;
+  old?.remove();
+  if (!now) return;
+  const [model, speed, ratio, steps, isKnown] = now;
+  const box = isKnown && speed ? button("answer-strip", "", () => openSteps(row)) : make("div", "answer-strip");
+  box.dataset.key = key;
+  box.title = [model, speed].filter(Boolean).join(" · ");
+  const isShow = ratio < 1 && page.model?.isDemo; // it drafts 64 nodes, whether they pay here or not
+  if (ratio && !isShow) {
+    const gain = make("span", "gain");
+    gain.append(make("b", ratio >= 1 ? "" : "under-one", `${ratio.toFixed(1)}×`), " plain");
+    box.append(gain);
+  }
+  const words = [...(speed ? speed.split(" · ").reverse() : []), model].filter((word) => word);
+  for (const word of words) box.append(make("span", word === model ? "byline-model" : "", word));
+  if (steps.length && speed) box.append(smallTimeline(steps));
+  bar.prepend(box);
+}
+
+function openSteps(row) {
+  tell("medusa-microscope");
+  trigger("steps", { index: row, strip: true });
+}
+
+function smallTimeline(steps) {
+  const each = Math.ceil(steps.length / MOST_SHOWN);
+  const bars = [];
+  for (let at = 0; at < steps.length; at += each) bars.push(Math.max(...steps.slice(at, at + each)));
+  const width = bars.length * 4;
+  // in a narrow strip thinner bars, as high
+  const size = { width, height: STRIP_HIGH, viewBox: `0 0 ${width} ${STRIP_HIGH}`, preserveAspectRatio: "none" };
+  const svg = draw("svg", { class: "small-bars", "aria-hidden": "true", ...size });
+  const most = Math.max(2, ...bars);
+  for (let level = 1; level <= 5; level++) {
+    const line = bars.map((tokens, at) => {
+      const high = Math.max(3, (tokens / most) * STRIP_HIGH);
+      return Math.min(5, tokens) === level ? `M${at * 4} ${STRIP_HIGH}v${-high}h3v${high}z` : "";
+    });
+    svg.append(draw("path", { class: `t${level}`, d: line.join("") }));
+  }
+  return svg;
+}
 
 const { root, trigger, onValue } = blockOf("versions");
 let wanted = new Map(); // row -> [version, of]
@@ -59,7 +111,7 @@ function barOf(row) {
 
 let refocus = null; // where the keyboard was when the rows are drawn anew
 
-function draw() {
+function drawRows() {
   const all = document.querySelectorAll("#history .message-row");
   all.forEach((node, row) => {
     const now = wanted.get(row);
@@ -88,11 +140,11 @@ function take(line) {
   wanted = new Map(line.rows.map(([row, ...state]) => [row, state]));
   strips.clear();
   for (const [row, ...made] of line.strips) strips.set(row, made);
-  draw();
+  drawRows();
 }
 
 const conversation = root.closest("#conversation");
-const drawSoon = inNextFrame(draw);
+const drawSoon = inNextFrame(drawRows);
 whenDrawn("history", drawSoon);
 root.hidden = true;
 conversation.addEventListener("focusin", (event) => {

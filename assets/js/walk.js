@@ -1,9 +1,7 @@
 // The nodes under the pointer and the keyboard: a tooltip at once, the card on a click or Enter.
 import { card, hideCard, openCard } from "./card.js";
-import { hide } from "./draw.js";
-import { bdi, make } from "./elements.js";
-import { box, nodes, tip } from "./frame.js";
-import { panel, root, schedule } from "./panel.js";
+import { bdi, hide, make } from "./elements.js";
+import { box, nodes, panel, root, schedule, tip } from "./panel.js";
 import { goTo } from "./steps.js";
 import { judged } from "./whatif.js";
 import { tipLines } from "./words.js";

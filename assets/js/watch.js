@@ -1,7 +1,6 @@
 // The answers that other programs ask for over the API, watched live in the microscope. The button
 // stands there once one has asked; nothing of it is stored.
-import { hide } from "./draw.js";
-import { button, say } from "./elements.js";
+import { button, hide, say } from "./elements.js";
 import { every, onValue, trigger } from "./panel.js";
 
 const LOOK_EVERY = 400; // ms

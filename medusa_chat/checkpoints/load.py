@@ -27,6 +27,7 @@ from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_settings import with_settings
 from medusa_chat.checkpoints.head_weights import read_heads
 from medusa_chat.checkpoints.known_checks import KnownChecks
+from medusa_chat.checkpoints.licence import licence_here
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.checkpoints.locate import Checkpoint
 from medusa_chat.checkpoints.memory_needs import QUANTISED
@@ -75,6 +76,7 @@ class _ReadParts:
     tokenizer: Any
     parameters: int  # a 4-bit weight holds two
     notes: list[str]
+    template: str  # whose chat template the tokenizer has, in words
     draft: ReadDraft | None = None
 
     @property
@@ -173,16 +175,19 @@ def _read(found: Checkpoint, config: Any, plan: DevicePlan, keep: WeightStorage)
         )
         trial.refuse()
     tokenizer = read_tokenizer(found.settings, int(config.get_text_config().vocab_size))
-    template = left_out(found.settings, tokenizer)
-    template += add_known_template(tokenizer, found.template)
-    template += missing_limits() if tokenizer.chat_template else []
-    notes = [*found.notes, *padding, *template, *plan.notes, *reading]
+    is_own = bool(tokenizer.chat_template)
+    told = left_out(found.settings, tokenizer)
+    told += add_known_template(tokenizer, found.template)
+    told += missing_limits() if tokenizer.chat_template else []
+    notes = [*found.notes, *padding, *told, *plan.notes, *reading]
+    known = f"the known one for {found.template.repo}" if found.template else "none"
+    template = "the model's own" if is_own else known
     if found.adapter is not None:
         model = merge_adapter(model, found.adapter)
         notes.append(f"the LoRA adapter {found.adapter.name} is merged into the backbone")
     if heads is not None:
         heads = heads.to(device=plan.device, dtype=keep.dtype or model.dtype)
-    return _ReadParts(model, heads, tokenizer, model.num_parameters(), notes)
+    return _ReadParts(model, heads, tokenizer, model.num_parameters(), notes, template)
 
 
 def _engine(
@@ -241,6 +246,9 @@ def _loaded_model(
         memory=estimate.words if estimate else "",
         tree_facts=tree_facts(heads, calibration),
         sampling=sampling,
+        backend=engine.backend.name,
+        template=parts.template,
+        licence=licence_here(found),
     )
     texts = TokenTexts(parts.tokenizer)
     loaded = LoadedModel(engine, parts.tokenizer, texts, calibration, info, times)

@@ -126,7 +126,7 @@ def _follow_first(load: Ticket[Any], recent: RecentModels, last: RecentModel | N
 
 def _page() -> tuple[Any, Any]:
     """(PageOptions, launch) of medusa_chat.ui.app, which imports Gradio."""
-    from medusa_chat.ui.stubs import no_stubs
+    from medusa_chat.ui import no_stubs
 
     try:
         with no_stubs():

@@ -4,39 +4,35 @@ import contextlib
 import io
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
-from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 
+from medusa_chat.errors import PortInUseError, UsageError
 from medusa_chat.hosts import EVERYWHERE, Hosts, addresses, check_host, is_local, own_names
 from medusa_chat.runtime.history import History
 from medusa_chat.runtime.recent_models import RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.server.app import Api, ApiOptions, require_key
-from medusa_chat.ui import ports
-from medusa_chat.ui.access import faults, notices
-from medusa_chat.ui.access.connections import bound
-from medusa_chat.ui.access.guard import GUEST, Guard
+from medusa_chat.ui.access import faults
+from medusa_chat.ui.access.guard import GUEST, Guard, bound
 from medusa_chat.ui.access.login_limit import LoginLimit
 from medusa_chat.ui.access.once import Once
 from medusa_chat.ui.access.own_states import OwnStates
 from medusa_chat.ui.access.password import PasswordGate
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError
-from medusa_chat.ui.chat.given import given
-from medusa_chat.ui.page.attachments import Attachments
-from medusa_chat.ui.page.kept_chats import KeptChats
 from medusa_chat.ui.page.live import Live
-from medusa_chat.ui.page.scripts import Scripts
-from medusa_chat.ui.shell import Shell
+from medusa_chat.ui.page.shell import Shell
 from medusa_chat.ui.tabs import build_app
 from medusa_chat.ui.theme import looks
 
+Auth = tuple[str, str]
+USER = "medusa"
 TRIES = "After five wrong passwords even the right one is refused for a minute."
 INTERRUPTED = 130
 QUEUE_SECONDS = 0.02  # between two looks into Gradio's queue
@@ -54,7 +50,7 @@ class PageOptions:
     host: str = "127.0.0.1"
     port: int | None = None
     share: bool = False
-    auth: ports.Auth | None = None
+    auth: Auth | None = None
     open_browser: bool = False
     root_path: str = ""
     history: History | None = None
@@ -69,7 +65,7 @@ class Page:
 
     blocks: gr.Blocks
     url: str
-    auth: ports.Auth | None
+    auth: Auth | None
     share: Share
     guests: GuestServer
     others: Sequence[str] = ()
@@ -122,8 +118,7 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     options, root = replace(options, root_path=behind), urlsplit(behind)
     check_host(host)
     faults.quiet_faults()
-    notices.carry_notices()
-    auth = ports.login_for(host, options.auth)
+    auth = login_for(host, options.auth)
     guests = GuestServer()
     share = Share(_not_behind_an_address if root.netloc else guests.open)
     blocks, controller = build_app(session, options.trees, share, options.history, options.recent)
@@ -140,13 +135,17 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         Guard, hosts=hosts, allow_addresses=is_open, origins=origins, api=api, prefix=root.path
     )
     once = Middleware(Once, program=blocks.app_id, share=share)
-    live = Middleware(Live, updates_of=controller.updates_of)
-    chats = Middleware(KeptChats, save=controller.save_all, take=controller.take_file)
-    pdfs = Middleware(Attachments, is_tab=lambda key: controller.tab_of(key) is not None)
+    live = Middleware(
+        Live,
+        updates_of=controller.updates_of,
+        save=controller.save_all,
+        take=controller.take_file,
+        is_tab=lambda key: controller.tab_of(key) is not None,
+    )
     states = OwnStates(blocks)
     share.on_end.append(states.end_guests)
-    shell = Middleware(Shell, prefix=root.path, known=given())
-    layers = [guard, Middleware(LoginLimit), once, shell, Middleware(Scripts), live, chats, pdfs]
+    shell = Middleware(Shell, prefix=root.path)
+    layers = [guard, Middleware(LoginLimit), once, shell, live]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -156,7 +155,6 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
         guests.attach(PasswordGate(app, share, root_path=root.path, ticket=ticket))
         app.state_holder = states
         states.set_blocks(blocks)
-        _without_cors(app)
         yield
 
     url = _serve(blocks, options, host, auth, {"middleware": layers, "lifespan": lifespan})
@@ -165,25 +163,16 @@ def open_page(session: Session, options: PageOptions = PageOptions()) -> Page:
     return Page(blocks, url, auth, share, guests, others, api is not None, options.history)
 
 
-def _without_cors(app: Any) -> None:
-    """Take out the part of Gradio that lets other ports of this machine read the answers.
-
-    It may be out already: Gradio starts the app anew where a port was taken meanwhile.
-    """
-    app.user_middleware = [p for p in app.user_middleware if p.cls is not CustomCORSMiddleware]
-    app.middleware_stack = app.build_middleware_stack()
-
-
 def _serve(
     blocks: gr.Blocks,
     options: PageOptions,
     host: str,
-    auth: ports.Auth | None,
+    auth: Auth | None,
     kwargs: dict[str, Any],
 ) -> str:
     """Start the server; returns the page's address. kwargs: of Gradio's FastAPI app."""
     quiet = io.StringIO()  # Gradio prints to stdout, which is for results
-    with contextlib.redirect_stdout(quiet), ports.port_errors(options.port):
+    with contextlib.redirect_stdout(quiet), port_errors(options.port):
         _, url, _ = blocks.launch(
             server_name=f"[{host}]" if ":" in host else host,
             server_port=options.port,  # None: Gradio takes the first free one of 7860 to 7959
@@ -199,6 +188,36 @@ def _serve(
     if not is_local(host):
         bound(blocks.server.config)
     return url
+
+
+@contextlib.contextmanager
+def port_errors(port: int | None) -> Iterator[None]:
+    """Say in one line that Gradio found no port: the one asked for, or any of its range.
+
+    Raises PortInUseError, and UsageError for what is no port.
+    """
+    try:
+        yield
+    except OverflowError as error:
+        raise UsageError(f"port is {port}: give 1 to 65535") from error
+    except OSError as error:
+        if "port" not in str(error):
+            raise
+        if port is None:
+            raise PortInUseError("ports 7860 to 7959 are in use: choose one with --port") from error
+        raise PortInUseError(
+            f"port {port} is in use: choose another with --port, or omit it"
+        ) from error
+
+
+def login_for(host: str, asked: Auth | None) -> Auth | None:
+    """The user and password to ask for: made up where others can reach the host. Raises
+    UsageError."""
+    if asked is None and not is_local(host):
+        return USER, secrets.token_urlsafe(16)
+    if asked is not None and not all(asked):
+        raise UsageError("--auth needs a user and a password: USER:PASSWORD")
+    return asked
 
 
 def greeting(page: Page, *, was_generated: bool) -> list[str]:

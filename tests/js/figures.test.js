@@ -6,7 +6,7 @@ import { emptyChart, fillChart, niceAbove, rates } from "../../assets/js/rates.j
 
 const TIMES = { nodes: [1, 16, 64], ms: { "7B|RTX 4090|fp16": [16, 18, 30] }, sizes: ["7B"], gpus: ["RTX 4090"], precisions: ["fp16"] };
 globalThis.document = { getElementById: () => ({ textContent: JSON.stringify({ GPU_TIMES: TIMES }) }) };
-const { gpuMs, slowness, slowWords } = await import("../../assets/js/gpu.js");
+const { gpuMs, slowness, slowWords } = await import("../../assets/js/pace.js");
 const { modelled } = await import("../../assets/js/race_model.js");
 const GPU = { size: "7B", gpu: "RTX 4090", precision: "fp16", nodes: 64, clock: "slow" };
 

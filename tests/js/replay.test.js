@@ -1,8 +1,7 @@
 // What is known of an answer's steps, and the clock of one that is shown slower than it comes.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptedByDepth, learnFrom, nothingKnown, stepOfText } from "../../assets/js/known_steps.js";
-import { dueBy } from "../../assets/js/reel.js";
+import { acceptedByDepth, dueBy, learnFrom, nothingKnown, stepOfText } from "../../assets/js/known_steps.js";
 
 function known() {
   const all = nothingKnown();

@@ -11,7 +11,7 @@ from medusa_chat.messages import TokenIds
 from medusa_chat.runtime.reply import reply
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.ui.chat.answer import Answer, pieces_before
-from medusa_chat.ui.chat.node_card import branch_request
+from medusa_chat.ui.chat.quick_requests import branch_request
 
 PROMPT = "once upon a time there was"
 

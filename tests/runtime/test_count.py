@@ -11,8 +11,8 @@ from medusa_chat.messages import CountRequest, LoadRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.chat import typed_count
-from medusa_chat.ui.chat.typed_count import count_line
+from medusa_chat.ui.chat import quick_requests
+from medusa_chat.ui.chat.quick_requests import count_line
 
 HELLO = {"role": "user", "content": "Tell me a story about a fox"}
 
@@ -58,12 +58,12 @@ def test_a_text_that_no_context_holds_is_told_without_figures(demo):
 
 
 def test_a_busy_model_is_asked_again_later(demo, monkeypatch):
-    monkeypatch.setattr(typed_count, "SECONDS", 0.0)
+    monkeypatch.setattr(quick_requests, "COUNT_SECONDS", 0.0)
     assert json.loads(asyncio.run(count_line(demo, [HELLO], 4))) == {"asked": 4, "wait": True}
 
 
 def test_two_tabs_that_type_have_one_question_in_the_queue(monkeypatch):
-    monkeypatch.setattr(typed_count, "SECONDS", 0.2)
+    monkeypatch.setattr(quick_requests, "COUNT_SECONDS", 0.2)
     session = Session(ScriptedRunner(delay=0.05, steps=200))
     assert session.submit(LoadRequest()).done.wait(60)
     answer = session.submit(Reply([HELLO], GenerationSettings(max_new_tokens=500)))

@@ -18,9 +18,9 @@ from medusa_chat.messages import LoadRequest, Peek, PeekRequest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.runtime.runner import InProcess, WorkerProcess
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.chat import node_card as ui_peek
+from medusa_chat.ui.chat import quick_requests as ui_peek
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.chat.node_card import card_line, peek_request, text_before
+from medusa_chat.ui.chat.quick_requests import card_line, peek_request, text_before
 
 HELLO = [{"role": "user", "content": "Tell me a story about a fox"}]
 

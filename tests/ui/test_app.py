@@ -25,7 +25,7 @@ from medusa_chat.ui import app as page
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.access.tunnel import GuestServer, ShareError, Tunnel
 from medusa_chat.ui.chat.answer import Answer, chatbot_row, rows
-from medusa_chat.ui.chat.node_card import text_before
+from medusa_chat.ui.chat.quick_requests import text_before
 from medusa_chat.ui.chat.step_panel import figures, panel_line, recent_rate, verdict
 from medusa_chat.ui.chat.view import error_line
 from medusa_chat.ui.page.inputs import MAX_CHARACTERS, checked

@@ -7,13 +7,13 @@ from support.conversations import ended, owner, roles, turn
 from support.waiting import wait_for
 
 from medusa_chat.errors import UsageError
-from medusa_chat.ui.chat import audience
+from medusa_chat.ui.chat import answer_run
 from medusa_chat.ui.chat import chat_session as session_module
 from medusa_chat.ui.chat import session_store as store_module
 from medusa_chat.ui.chat.answer import chatbot_row, pieces_before
-from medusa_chat.ui.chat.markup import MARK
 from medusa_chat.ui.chat.session_store import OWNER, SessionStore
 from medusa_chat.ui.chat.view import rows_of
+from medusa_chat.ui.page.markup import MARK
 
 
 def test_a_message_sent_while_one_runs_waits_and_goes_out_at_the_end(chat):
@@ -383,7 +383,7 @@ def test_sessions_leave_the_memory_by_age_and_by_number(controller, monkeypatch)
     sessions.open()
     assert sessions.find(OWNER, made[1].id) is None
     assert sessions.find(OWNER, made[0].id) is made[0]
-    made[0].audience.seen_at -= audience.IDLE_SECONDS + 1
+    made[0].audience.seen_at -= answer_run.IDLE_SECONDS + 1
     sessions.open()
     assert sessions.find(OWNER, made[0].id) is None
 

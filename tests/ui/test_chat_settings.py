@@ -9,9 +9,8 @@ from support.conversations import TREES, ended, owner, post
 from support.scripted import ScriptedRunner
 
 from medusa_chat.decoding.drafters import kinds
-from medusa_chat.ui.chat.setting_components import DEFAULTS, idle
-from medusa_chat.ui.chat.settings_panel import build_settings
-from medusa_chat.ui.page.settings_form import SettingsForm
+from medusa_chat.ui.chat.settings_panel import DEFAULTS, build_settings, idle
+from medusa_chat.ui.page.inputs import SettingsForm
 
 
 def test_a_bad_setting_is_one_line_and_queues_nothing(controller):

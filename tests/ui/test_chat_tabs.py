@@ -8,7 +8,7 @@ from support.conversations import ended, event, known, owner, post, roles, turn,
 from support.waiting import wait_for
 
 from medusa_chat.errors import UsageError
-from medusa_chat.ui.chat import audience
+from medusa_chat.ui.chat import answer_run
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.view import rows_of
 
@@ -52,14 +52,14 @@ def test_a_tab_that_comes_in_mid_answer_sees_all_of_it(controller):
 
 def test_an_answer_goes_on_without_a_tab_and_ends_after_the_grace_time(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "steps", 10_000)
-    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 600)
+    monkeypatch.setattr(answer_run, "HIDDEN_SECONDS", 600)
     tab = owner()
     controller.send(tab, turn("hi"))
     chat = controller.session_of(tab)
     asyncio.run(watch(controller, tab, lambda: len(chat.answer.steps) >= 2))
     had = len(chat._run.job.trace)
     wait_for(lambda: len(chat._run.job.trace) > had)
-    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 0)
+    monkeypatch.setattr(answer_run, "HIDDEN_SECONDS", 0)
     ended(chat)
     assert had < len(chat.answer.steps) < 10_000 and chat.transcript.notes[1] == "stopped"
 
@@ -74,7 +74,7 @@ def test_a_clock_that_ticks_before_the_page_has_loaded_costs_no_conversation(con
 
 def test_a_tab_that_looks_keeps_the_answer_alive(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "delay", 0.03)
-    monkeypatch.setattr(audience, "HIDDEN_SECONDS", 0.1)
+    monkeypatch.setattr(answer_run, "HIDDEN_SECONDS", 0.1)
     tab = owner()
     controller.send(tab, turn("hi"))
     asyncio.run(watch(controller, tab))
@@ -114,18 +114,18 @@ def test_a_new_chat_keeps_the_old_one_and_the_answer_that_runs_there(controller)
 def test_an_answer_goes_on_while_another_conversation_is_shown(controller, monkeypatch):
     monkeypatch.setattr(controller.session.runner, "steps", 100_000)
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=1000.0)
-    monkeypatch.setattr(audience, "time", clock)
+    monkeypatch.setattr(answer_run, "time", clock)
     tab = owner()
     controller.send(tab, turn("first", max_new_tokens=100_000))
     first = controller.session_of(tab)
     controller.new(tab, {})
     for _ in range(3):
-        clock.now += audience.HIDDEN_SECONDS - 1
+        clock.now += answer_run.HIDDEN_SECONDS - 1
         controller.tick(tab)
         seen = len(first._run.job.trace) + 20
         wait_for(lambda seen=seen: len(first._run.job.trace) > seen or not first.is_running)
     assert first.is_running
-    clock.now += audience.HIDDEN_SECONDS + 1
+    clock.now += answer_run.HIDDEN_SECONDS + 1
     ended(first)
 
 

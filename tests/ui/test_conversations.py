@@ -152,14 +152,12 @@ def asked(history, id):
     return kept and [one.content for one in kept.tree.said.values() if one.role == "user"]
 
 
-def test_a_second_program_shows_the_conversations_and_changes_none(pair, history, monkeypatch):
+def test_a_second_program_shows_the_conversations_and_changes_none(pair, history, told):
     """Each had them in memory as they were when it looked, and the one that wrote last erased what
     was said in the other."""
-    (first, one), (other, two), told, id = pair
-    warned = []
-    monkeypatch.setattr("gradio.Warning", warned.append)
-    assert f"another medusa-chat (process {os.getpid()}, since " in told[0]
-    assert "read-only here, and new chats are not saved" in told[0] and len(told) == 1
+    (first, one), (other, two), failures, id = pair
+    assert f"another medusa-chat (process {os.getpid()}, since " in failures[0]
+    assert "read-only here, and new chats are not saved" in failures[0] and len(failures) == 1
     assert "read-only here" in other.send(two, turn("theirs")).live and two.taken == 0
     for act in (other.regenerate, other.proceed):
         assert "read-only here" in act(two, turn()).live
@@ -168,7 +166,7 @@ def test_a_second_program_shows_the_conversations_and_changes_none(pair, history
     other.set_system(two, "Be brief.")
     other.rename_conversation(two, event(id=id, title="theirs"))
     other.delete_conversation(two, event(id=id))
-    assert len(warned) == 3 and all("read-only here" in line for line in warned)
+    assert len(told) == 3 and all("read-only here" in line for _, line, _ in told)
     with pytest.raises(UsageError, match="read-only here"):
         other.take_file(two.key, first.save_all(one.key).encode())
     other.keep_settings(two, {"temperature": 0.5})
@@ -179,7 +177,7 @@ def test_a_second_program_shows_the_conversations_and_changes_none(pair, history
     other.new(two, {})
     assert roles(say(other, two, "for a moment")) == ["user", "assistant"]
     assert titles(other) == ["for a moment", "hello"] and titles(first) == ["hello"]
-    assert len(told) == 1
+    assert len(failures) == 1
 
 
 def test_a_second_program_takes_the_conversations_when_the_first_has_ended(pair, history):
@@ -220,25 +218,21 @@ def test_a_failed_save_is_not_lost_by_a_reload(server, history, monkeypatch):
     assert asked(history, chat.id) == ["hello", "unsaved", "next"]
 
 
-def test_a_failure_that_is_over_is_not_told_to_a_new_tab(server, history, monkeypatch):
-    shown = []
-    monkeypatch.setattr("gradio.Warning", lambda line, duration: shown.append(line))
+def test_a_failure_that_is_over_is_not_told_to_a_new_tab(server, history, monkeypatch, told):
     one = owner()
     with monkeypatch.context() as patched:
         patched.setattr(history, "_open", _full)
         say(server, one, "hello")
         server.attach(Tab(), known(one))
-    told = len(shown)
-    assert told >= 1
+    before = len(told)
+    assert before >= 1
     say(server, one, "again")
     server.attach(Tab(), known(one))
     server.refresh(one)
-    assert len(shown) == told
+    assert len(told) == before
 
 
-def test_the_page_says_once_that_nothing_can_be_saved(server, history, monkeypatch):
-    shown = []
-    monkeypatch.setattr("gradio.Warning", lambda line, duration: shown.append((line, duration)))
+def test_the_page_says_once_that_nothing_can_be_saved(server, history, monkeypatch, told):
     one, stranger = owner(), Tab()
     say(server, one, "hello")
     server.refresh(one)
@@ -249,10 +243,10 @@ def test_the_page_says_once_that_nothing_can_be_saved(server, history, monkeypat
     assert json.loads(server.tick(one))["ask"] == "refresh"
     for tab in (one, one, stranger):
         server.refresh(tab)
-    lines = [line for line, _ in shown]
+    lines = [line for _, line, _ in told]
     assert len(lines) == 1 and "cannot be saved" in lines[0] and "disk is full" in lines[0]
     assert titles(server) == ["hello"]  # it can be read
-    assert {duration for _, duration in shown} == {None}
+    assert {seconds for _, _, seconds in told} == {None}
 
 
 def _full():

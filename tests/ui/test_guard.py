@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
-import gradio as gr
 import pytest
 
 from medusa_chat.hosts import name_of
 from medusa_chat.ui.access import guard, notices
-from medusa_chat.ui.access.guard import Guard
-from medusa_chat.ui.access.headers import HEADERS
+from medusa_chat.ui.access.guard import HEADERS, Guard
 
 LOCAL = {"host": "127.0.0.1:7860"}
 
@@ -156,11 +154,9 @@ def test_what_gradios_queue_is_begun_with_is_nobodys():
 
 
 def test_what_an_event_tells_goes_to_its_browser_and_is_short():
-    notices.carry_notices()
-
     async def tell(scope: dict, receive: Any, send: Any) -> None:
         for number in range(20):
-            gr.Info(f"{number} \N{SNOWMAN}\n" + "x" * 2000)
+            notices.inform(f"{number} \N{SNOWMAN}\n" + "x" * 2000)
         await app(scope, receive, send)
 
     _, headers, _ = ask(Guard(tell))

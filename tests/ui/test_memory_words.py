@@ -18,8 +18,8 @@ from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, MemoryTarget, look_up
 from medusa_chat.ui.models.entries import Entry
 from medusa_chat.ui.models.load_form import LoadChoices
-from medusa_chat.ui.models.load_view import loaded_view
 from medusa_chat.ui.models.memory_fit import Machine
+from medusa_chat.ui.models.picker import loaded_view
 from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.page.status import status_line
 

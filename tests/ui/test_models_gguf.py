@@ -160,16 +160,14 @@ def test_a_click_loads_the_file_and_tells_what_it_unpacks(controller, home):
     assert "a.gguf" not in status_line(state, is_guest=True)
 
 
-def test_an_old_conversion_is_deleted_and_the_file_stays(controller, home, monkeypatch):
-    told = []
-    monkeypatch.setattr("gradio.Info", told.append)
+def test_an_old_conversion_is_deleted_and_the_file_stays(controller, home, told):
     path = home / ".lmstudio/models/them/tiny-GGUF/tiny-Q8_0.gguf"
     old_copy(path)
     row = row_of(controller, "tiny-Q8_0.gguf")
     assert row["delete"].startswith("Delete copy: ") and "the model itself stays" in row["deletion"]
     assert "converted by an earlier version" in dict(row["facts"])["old copy"]
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
-    assert " freed." in told[0] and path.is_file() and not kept_copies.kept()
+    assert " freed." in told[0][1] and path.is_file() and not kept_copies.kept()
     assert not row_of(controller, "tiny-Q8_0.gguf")["delete"]
 
 
@@ -184,18 +182,16 @@ def test_a_copy_whose_file_is_gone_is_listed_and_can_be_deleted(controller, home
     assert not kept_copies.kept()
 
 
-def test_what_is_in_use_and_what_is_no_copy_is_not_deleted(controller, home, monkeypatch):
-    told = []
-    monkeypatch.setattr("gradio.Warning", told.append)
+def test_what_is_in_use_and_what_is_no_copy_is_not_deleted(controller, home, monkeypatch, told):
     path = home / ".cache/llama.cpp/them_tiny_tiny-Q4_0.gguf"
     old_copy(path)
     monkeypatch.chdir(path.parent)
     controller.load_model(ModelsTab(), event(id=f"./{path.name}"), OWNER, *BOXES)
     wait_for(lambda: controller.picker.progress.stage == "done")
     controller.drop_model(ModelsTab(), event(id=str(path)), OWNER, *BOXES)
-    assert "is in use" in told[0] and kept_copies.kept()
+    assert "is in use" in told[0][1] and kept_copies.kept()
     controller.drop_model(ModelsTab(), event(id=str(home)), OWNER, *BOXES)
-    assert "choose one of" in told[1] and path.is_file()
+    assert "choose one of" in told[1][1] and path.is_file()
 
 
 def test_a_guest_sees_no_file_and_deletes_nothing(controller, home):

@@ -31,10 +31,15 @@ from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, Memor
 from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import Entry, grouped
 from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
-from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, fit_of, warning
 from medusa_chat.ui.models.model_catalog import ModelCatalog
-from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
+from medusa_chat.ui.models.picker import (
+    LoadProgress,
+    ModelPicker,
+    for_page,
+    loaded_view,
+    progress_card,
+)
 from medusa_chat.ui.models.rows import offer, row_view
 from medusa_chat.ui.models.tab import first_rows
 from medusa_chat.ui.models.view import ModelsTab
@@ -658,31 +663,25 @@ def test_a_preset_is_loaded_with_the_base_it_was_trained_for(controller, session
 @pytest.mark.parametrize(
     "posted", [{}, {"id": None}, {"id": ["a"]}, {"id": "../../etc"}, {"id": ""}]
 )
-def test_what_was_posted_past_the_page_harms_nothing(controller, session, posted, monkeypatch):
-    told = []
-    monkeypatch.setattr("gradio.Info", told.append)
-    monkeypatch.setattr("gradio.Warning", told.append)
+def test_what_was_posted_past_the_page_harms_nothing(controller, session, posted, told):
     controller.drop_model(ModelsTab(), event(**posted), OWNER, *BOXES)
-    assert told and all("\n" not in line for line in told)
+    assert told and all("\n" not in line for _, line, _ in told)
     controller.load_model(ModelsTab(), event(**posted), OWNER, {}, [], 7, None)
     assert session.runner.loaded == ["demo"]
 
 
-def test_the_model_in_use_cannot_be_deleted(controller, server, monkeypatch):
-    told = []
-    monkeypatch.setattr("gradio.Warning", told.append)
+def test_the_model_in_use_cannot_be_deleted(controller, server, told):
     controller.load_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
     wait_for(lambda: controller.picker.progress.stage == "done")
     controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
-    assert told == ["someone/new-medusa is in use: load another model first"]
+    in_use = "someone/new-medusa is in use: load another model first"
+    assert [one[:2] for one in told] == [("warning", in_use)]
 
 
-def test_a_cached_one_is_deleted_and_its_bytes_are_told(controller, server, monkeypatch):
-    told = []
-    monkeypatch.setattr("gradio.Info", told.append)
+def test_a_cached_one_is_deleted_and_its_bytes_are_told(controller, server, told):
     list(hub.pull(hub.plan("someone/new-medusa", None, None)))
     controller.drop_model(ModelsTab(), event(id="someone/new-medusa"), OWNER, *BOXES)
-    assert "deleted" in told[0] and "kB" in told[0]
+    assert "deleted" in told[0][1] and "kB" in told[0][1]
     assert hub.cached() == ()
 
 

@@ -13,8 +13,8 @@ from medusa_chat.runtime.history import FILE, History
 from medusa_chat.runtime.presets import Preset, load_preset, own_names, save_preset, shipped_names
 from medusa_chat.ui.access.share import Share
 from medusa_chat.ui.chat.browser_tab import Tab
-from medusa_chat.ui.chat.preset_settings import chosen, offered, settings_of
-from medusa_chat.ui.chat.setting_components import DEFAULTS
+from medusa_chat.ui.chat.presets import chosen, offered, settings_of
+from medusa_chat.ui.chat.settings_panel import DEFAULTS
 from medusa_chat.ui.page.inputs import checked
 from medusa_chat.ui.tabs import build_app
 
@@ -169,12 +169,13 @@ def test_guests_pick_what_ships_and_change_nothing(page, data):
     assert page.controller.session_of(visitor).system == chosen("code", True).system != "secret"
 
 
-def test_what_is_saved_over_another_says_so(page, monkeypatch):
-    told = []
-    monkeypatch.setattr("medusa_chat.ui.chat.preset_events.gr.Info", told.append)
+def test_what_is_saved_over_another_says_so(page, told):
     for _ in range(2):
         page.call("preset-save", "click", **{"preset-name": "mine"})
-    assert told == ["The preset mine is saved.", "The preset mine is replaced."]
+    assert [text for _, text, _ in told] == [
+        "The preset mine is saved.",
+        "The preset mine is replaced.",
+    ]
 
 
 def test_a_new_chat_goes_on_with_the_preset(page):

@@ -8,9 +8,8 @@ import pytest
 from support.conversations import ended, turn
 
 from medusa_chat.ui.chat.answer import Answer
-from medusa_chat.ui.chat.given import given
-from medusa_chat.ui.chat.replay_file import ENTRY, ReplayFile, inlined
-from medusa_chat.ui.page.scripts import modules
+from medusa_chat.ui.chat.saved_file import ENTRY, ReplayFile, inlined
+from medusa_chat.ui.page.shell import given, modules
 
 EVIL = "</script><img src=x onerror=alert(1)>${1}{known}"
 

@@ -8,12 +8,12 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from medusa_chat.paths import asset
-from medusa_chat.ui.page.scripts import IN_THE_PAGE, Scripts, modules, script_head, version
+from medusa_chat.ui.page.shell import IN_THE_PAGE, Shell, modules, script_head, version
 
 
 @pytest.fixture
 def client() -> TestClient:
-    return TestClient(Scripts(Starlette()))
+    return TestClient(Shell(Starlette()))
 
 
 def address(prefix: str = "") -> str:

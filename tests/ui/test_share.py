@@ -24,7 +24,7 @@ from medusa_chat.messages import LoadRequest, ModelInfo
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui import app as page
-from medusa_chat.ui.access import connections, guard, login_limit, own_states
+from medusa_chat.ui.access import guard, login_limit, own_states
 from medusa_chat.ui.access import password as passwords
 from medusa_chat.ui.access import tunnel as tunnels
 from medusa_chat.ui.access.login_limit import Throttle
@@ -407,7 +407,7 @@ def test_after_stop_everything_is_refused_in_one_sentence(shared):
 def test_connections_that_ask_for_nothing_shut_nobody_out(shared, monkeypatch):
     """1,100 of them used up all files of the process, the owner's page too."""
     opened, tunnel = shared
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 20)
     head = f"POST /enter HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 50\r\n".encode()
     with contextlib.ExitStack() as stack:
         for n in range(60):  # silent ones, ones amid their headers, ones amid their body

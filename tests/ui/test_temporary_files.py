@@ -18,7 +18,7 @@ WAIT = f"{MAKE} sys.stdin.read()"
 OPEN_PAGE = """
 from support.scripted import ScriptedRunner
 from medusa_chat.runtime.session import Session
-from medusa_chat.ui.stubs import no_stubs
+from medusa_chat.ui import no_stubs
 with no_stubs():
     from medusa_chat.ui.app import open_page
 session = Session(ScriptedRunner())

@@ -6,7 +6,7 @@ import traceback
 from contextlib import suppress
 from types import SimpleNamespace
 
-from gradio import queueing, routes
+from gradio import routes
 
 from medusa_chat.clean_stream import clean
 from medusa_chat.paths import state_dir, write_bytes
@@ -22,8 +22,7 @@ def quiet_faults() -> None:
     """Have Gradio print no traceback of a call that failed. It holds what was posted: a guest would
     fill the disk with it, or write on the owner's terminal. The last one stands in FILE, cut."""
     told: list[float] = []
-    for module in (routes, queueing):
-        vars(module)["traceback"] = SimpleNamespace(print_exc=lambda: _tell(told))
+    vars(routes)["traceback"] = SimpleNamespace(print_exc=lambda: _tell(told))
 
 
 def _tell(told: list[float]) -> None:

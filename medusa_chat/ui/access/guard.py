@@ -1,4 +1,4 @@
-"""Guard: what reaches the page. Host and Origin checks, a cap on bodies, security headers."""
+"""Guard: what reaches the page, and how: Host, Origin, size, connections, security headers."""
 
 import asyncio
 import logging
@@ -7,16 +7,35 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
-from starlette.datastructures import Headers
+import uvicorn
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_chat.hosts import Hosts, name_of
-from medusa_chat.ui.access.headers import with_headers
 from medusa_chat.ui.access.login_limit import is_let_in
-from medusa_chat.ui.access.notices import NOTICES
+from medusa_chat.ui.access.notices import HEADER, NOTICES, told
 
+# Gradio 6.31 runs inline scripts and compiles templates: escaping stays the first defence.
+# No pictures from here: the page's own are data, and one that a model writes would ask for /logout.
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src data: blob:; font-src 'self' data:; "
+    "media-src blob:; connect-src 'self'; worker-src 'self' blob:; frame-src 'none'; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+MAX_CONNECTIONS = 200  # a browser holds up to six
+FILES = 8192  # uvicorn's backlog is 2,048
 OWNER = "owner"  # who asks, where no guest does; and the scope of what is the owner's
 GUEST = "medusa_chat.guest"  # in a request's scope: which guest asks; also their name for Gradio
 GUEST_HEADER = "x-medusa-guest"  # the same where only headers arrive
@@ -192,3 +211,56 @@ def guest_of(request: Any | None) -> str:
 def guest_named(name: str) -> str:
     """A guest as an asker: never the same as OWNER, whatever a header says."""
     return f"guest {name}"
+
+
+def with_headers(send: Send) -> Send:
+    """The answer with our security headers, and with what its browser is to be told."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+            if notices := told():
+                headers[HEADER] = notices
+        await send(message)
+
+    return sending
+
+
+def bound(config: uvicorn.Config) -> None:
+    """Let a server have so many connections and no more, also one that runs: a new one takes the
+    place of one with no whole request to answer, and where there is none it is ended."""
+    _allow_files()
+    if not config.loaded:
+        config.load()
+    usual: Any = config.http_protocol_class
+
+    class Bounded(usual):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > MAX_CONNECTIONS:
+                others = (one for one in self.connections if one is not self)
+                next(filter(_is_idle, others), self).transport.abort()
+
+    config.http_protocol_class = Bounded
+
+
+def _allow_files() -> None:
+    """Let the process have a file for each connection that may wait at one moment: asyncio takes
+    them all before one can be ended, and logs a traceback for each that it has no file for."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _is_idle(connection: Any) -> bool:
+    cycle = getattr(connection, "cycle", None)
+    is_asking = cycle is not None and not (cycle.response_complete or cycle.more_body)
+    is_read = not connection.flow.write_paused  # else who asked does not take the answer
+    return not (is_asking and is_read) and not connection.transport.is_closing()

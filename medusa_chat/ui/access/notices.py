@@ -1,27 +1,33 @@
-"""Notices: what an event tells its browser.
+"""Notices: what an event tells its browser, in a header of its answer.
 
-Gradio shows that for events that it queues alone, and prints the rest."""
+Gradio's own gr.Info and gr.Warning reach a browser from events that it queues alone.
+"""
 
 import json
+import warnings
 from contextvars import ContextVar
-from typing import Literal
 from urllib.parse import quote
-
-from gradio import helpers
-from gradio.context import LocalContext
 
 HEADER = "x-medusa-notice"  # of the answer to an event: JSON as a part of an address (first.js)
 LONGEST = 250  # characters
 MOST = 3500  # of the header: proxies take few
-USUAL = helpers.log_message
+SECONDS = 10.0  # that one stays
 # [level, text, seconds that it stays or None] of the request that is answered.
 Told = list[tuple[str, str, float | None]]
 NOTICES: ContextVar[Told | None] = ContextVar("notices", default=None)
 
 
-def carry_notices() -> None:
-    """Have gr.Info and gr.Warning reach the browser from every event."""
-    vars(helpers)["log_message"] = _tell
+def inform(text: str) -> None:
+    """Tell the browser whose event is answered; without one nobody hears it."""
+    _tell("info", text, SECONDS)
+
+
+def warn(text: str, seconds: float | None = SECONDS) -> None:
+    """As `inform`, of what went wrong; without a browser it is a warning of Python's. seconds: that
+    it stays, None until it is clicked."""
+    if NOTICES.get() is None:
+        warnings.warn(text, stacklevel=2)
+    _tell("warning", text, seconds)
 
 
 def told() -> str:
@@ -32,14 +38,7 @@ def told() -> str:
     return value if notices else ""
 
 
-def _tell(
-    message: str,
-    title: str,
-    level: Literal["info", "warning", "success"] = "info",
-    duration: float | None = 10,
-    visible: bool = True,
-) -> None:
+def _tell(level: str, text: str, seconds: float | None) -> None:
     notices = NOTICES.get()
-    if notices is None or LocalContext.event_id.get(None) is not None:
-        return USUAL(message, title, level, duration, visible)
-    notices.append((level, str(message)[:LONGEST], duration))
+    if notices is not None:
+        notices.append((level, text[:LONGEST], seconds))

@@ -15,6 +15,7 @@ from gradio.state_holder import SessionState, StateHolder
 from starlette.exceptions import HTTPException
 
 from medusa_chat.ui.access.guard import ASKER, OWNER
+from medusa_chat.ui.access.notices import warn
 
 MAX_STATES = 1000
 MAX_GUEST_STATES = 200  # of all guests
@@ -111,7 +112,7 @@ class OwnStates(StateHolder):
             return
         name, oldest = max(full, key=lambda one: (one[1].is_closed, one[1].idle_seconds))
         if not (oldest.is_closed or oldest.idle_seconds > CLOSED_SECONDS):
-            gr.Warning(TOO_MANY)
+            warn(TOO_MANY)
             raise HTTPException(429, TOO_MANY)
         self._end(name)
 

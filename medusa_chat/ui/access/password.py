@@ -22,8 +22,8 @@ from medusa_chat.ui.access.guard import (
     TOO_SLOW,
     guest_named,
     host_of,
+    with_headers,
 )
-from medusa_chat.ui.access.headers import with_headers
 from medusa_chat.ui.access.login_limit import SLOW_DOWN, Throttle, WaitingRoom
 from medusa_chat.ui.access.share import Link, Share
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.paths import cache_dir
-from medusa_chat.ui.access.connections import MAX_CONNECTIONS, bound
+from medusa_chat.ui.access.guard import MAX_CONNECTIONS, bound
 
 TUNNEL_SERVERS = "https://api.gradio.app/v3/tunnel-request"
 SECONDS_TO_ANSWER = 4.0

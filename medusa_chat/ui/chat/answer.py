@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from medusa_chat.decoding.events import Event, Finished, Prefilled, Stats, Step
 from medusa_chat.messages import Message
 from medusa_chat.runtime.repetition import repeats_from
-from medusa_chat.ui.chat.markup import inert
-from medusa_chat.ui.chat.maths import with_drawn_dollars
+from medusa_chat.ui.page.markup import inert, with_drawn_dollars
 from medusa_chat.ui.page.tree_view import to_line
 
 STOPPED = "stopped"

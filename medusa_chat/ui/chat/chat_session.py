@@ -14,9 +14,8 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.stored_conversation import Said, StoredConversation
 from medusa_chat.ui.access.guard import OWNER
 from medusa_chat.ui.chat.answer import STOPPED, Answer, Piece, Row, pieces_before
-from medusa_chat.ui.chat.answer_run import AnswerRun
-from medusa_chat.ui.chat.audience import Audience
-from medusa_chat.ui.chat.node_card import branch_request, require_same_model
+from medusa_chat.ui.chat.answer_run import AnswerRun, Audience
+from medusa_chat.ui.chat.quick_requests import branch_request, require_same_model
 from medusa_chat.ui.chat.transcript import Transcript
 from medusa_chat.ui.page.inputs import Inputs
 

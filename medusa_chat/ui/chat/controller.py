@@ -6,13 +6,13 @@ from typing import Any
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.chat.answer import Row
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
-from medusa_chat.ui.chat.node_card import card_line
+from medusa_chat.ui.chat.quick_requests import card_line, count_line
 from medusa_chat.ui.chat.step_panel import most_telling
-from medusa_chat.ui.chat.typed_count import count_line
 from medusa_chat.ui.chat.view import View, error_line, rows_of
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs, checked, clean, whole_number
@@ -65,7 +65,7 @@ class ChatController(ConversationEvents):
         except IndexError:
             return self._view(tab)
         if row.kind != "text":
-            gr.Info("Only messages can be edited.")
+            inform("Only messages can be edited.")
             return self._view(tab)
         return self._do(tab, lambda chat: chat.edit(row, self._at_pace(tab, inputs)))
 
@@ -103,7 +103,7 @@ class ChatController(ConversationEvents):
             text = checked({"system": system}, self.trees).system
             self.writable(tab).set_system(text)
         except MedusaChatError as error:
-            gr.Warning(str(error))
+            warn(str(error))
             return
         tab.system = (text, tab.system[1] if tab.system else "")
 
@@ -155,7 +155,7 @@ class ChatController(ConversationEvents):
         if answer is None or chat.is_running:
             return gr.skip()
         if not self.sessions.recall(chat, answer):
-            gr.Info("The steps of this answer are no longer stored.")
+            inform("The steps of this answer are no longer stored.")
             return gr.skip()
         tab.chosen_answer, tab.watched = answer, None
         is_strip = event_field(event, "strip") is True
@@ -179,7 +179,7 @@ class ChatController(ConversationEvents):
         """Why nothing was done: where the answer would be, or beside the answer that runs."""
         view = self._view(tab)
         if self.session_of(tab).is_running:
-            gr.Info(str(error))
+            inform(str(error))
             return view
         tab.refused = (tab.transcript_version, str(error))
         return view._replace(live=error_line(str(error)))

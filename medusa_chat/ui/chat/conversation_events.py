@@ -8,15 +8,15 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.ui.access.guard import OWNER
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
-from medusa_chat.ui.chat.given import given
-from medusa_chat.ui.chat.replay_file import ReplayFile
-from medusa_chat.ui.chat.saved_file import SavedFile
+from medusa_chat.ui.chat.saved_file import ReplayFile, SavedFile
 from medusa_chat.ui.chat.view import View, rows_of
 from medusa_chat.ui.chat.viewer import ChatViewer
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import ListInputs, checked_list, whole_number
+from medusa_chat.ui.page.shell import given
 from medusa_chat.ui.page.tree_view import to_line
 
 LISTED_MORE = 200
@@ -55,7 +55,7 @@ class ConversationEvents(ChatViewer):
         """Show a conversation of the list, or of an address that the browser went back to."""
         chat = self.sessions.find(tab.scope, self._posted(event).id)
         if chat is None:
-            gr.Info("This conversation was deleted.")
+            inform("This conversation was deleted.")
         else:
             self.sessions.refresh(chat)
         if chat is not None and chat.id != tab.conversation and not chat.is_deleted:
@@ -91,7 +91,7 @@ class ConversationEvents(ChatViewer):
         position = shown[row].position
         answer = chat.transcript.answers.get(position)
         if answer is None or not self.sessions.recall(chat, answer) or not answer.steps:
-            gr.Info("The steps of this answer are no longer stored.")
+            inform("The steps of this answer are no longer stored.")
             return gr.skip()
         asked = [one for one in chat.transcript.messages[:position] if one["role"] == "user"]
         question = asked[-1]["content"] if asked else ""
@@ -165,7 +165,7 @@ class ConversationEvents(ChatViewer):
             if row is not None and version is not None:
                 chat.show_version(rows_of(chat.transcript)[row].position, version)
         except MedusaChatError as error:
-            gr.Info(str(error))
+            inform(str(error))
         except IndexError:
             pass  # the conversation has changed meanwhile: it is drawn anew
         return self._view(tab)
@@ -176,7 +176,7 @@ class ConversationEvents(ChatViewer):
         try:
             return checked_list({name: event_field(event, name) for name in names})
         except MedusaChatError as error:
-            gr.Warning(str(error))
+            warn(str(error))
             return ListInputs()
 
     def _change_list(self, tab: Tab, act: Callable[[], None]) -> View:
@@ -184,7 +184,7 @@ class ConversationEvents(ChatViewer):
         try:
             act()
         except MedusaChatError as error:
-            gr.Warning(str(error))
+            warn(str(error))
             tab.list_version = -1
         return self._view(tab)
 

@@ -7,11 +7,11 @@ import gradio as gr
 
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.access.guard import MAX_FILE, is_guest
+from medusa_chat.ui.access.notices import warn
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
 from medusa_chat.ui.chat.conversation_events import ConversationEvents
-from medusa_chat.ui.chat.preset_events import files_line
-from medusa_chat.ui.chat.preset_settings import chosen, offered
+from medusa_chat.ui.chat.presets import chosen, files_line, offered
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
@@ -32,7 +32,7 @@ SYSTEM_OPENER = (
 # Gradio's own BrowserState is not used: on a slow machine it may not have read the storage when the
 # page's load event posts its value.
 FROM_BROWSER = """async (tab, known, settings, vanilla) => {
-  const { stored } = await import('medusa/stored.js');
+  const { stored } = await import('medusa/page.js');
   const read = (place, name) => stored(place, name) || '';
   const kept = {
     link: location.hash.slice(1),
@@ -98,7 +98,7 @@ def connect_conversations(
             try:
                 chat.set_system(chosen(name, is_for_guest).system)
             except MedusaChatError as error:
-                gr.Warning(str(error))
+                warn(str(error))
                 own = {**own, "preset": ""}
         chat.set_settings(own)
         return own

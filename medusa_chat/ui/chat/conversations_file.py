@@ -28,8 +28,7 @@ from medusa_chat.runtime.stored_conversation import (
     StoredConversation,
     title_of,
 )
-from medusa_chat.ui.page.inputs import ID, MAX_TITLE, OTHERS, SETTINGS, WHOLE, clean
-from medusa_chat.ui.page.settings_form import refusal
+from medusa_chat.ui.page.inputs import ID, MAX_TITLE, OTHERS, SETTINGS, WHOLE, clean, refusal
 
 FORMAT, VERSION = "medusa-chat conversations", 1
 MAX_CONVERSATIONS = 10_000

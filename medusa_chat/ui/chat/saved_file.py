@@ -1,16 +1,25 @@
-"""SavedFile: a conversation as a Markdown file that its reader keeps. No gradio."""
+"""What a reader keeps as a file: a conversation as Markdown, an answer with its steps as HTML."""
 
+import base64
+import json
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from medusa_chat.paths import asset
 from medusa_chat.runtime.stored_conversation import StoredConversation
+from medusa_chat.ui.chat.answer import Answer
+from medusa_chat.ui.chat.step_panel import replay_line
+from medusa_chat.ui.page.shell import NAME as PLACE
+from medusa_chat.ui.page.shell import modules
+from medusa_chat.ui.page.tree_view import to_line
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
 SPEAKERS = {"user": "You", "assistant": "medusa-chat"}
-NAME = re.compile(r"[^\w ().,-]+")  # what no file's name has on every system
+FORBIDDEN = re.compile(r"[^\w ().,-]+")  # what no file's name has on every system
 LONGEST_NAME = 60  # characters
 PROBE = "what comes next"
 OPENS = re.compile(r"```|~~~|<[a-z!?]", re.IGNORECASE)  # without these nothing stays open
@@ -41,7 +50,7 @@ class SavedFile(NamedTuple):
 
 def file_name(title: str) -> str:
     """A title as the name of a file on every system, without an ending; may be empty."""
-    return " ".join(NAME.sub(" ", title).split())[:LONGEST_NAME].strip(" .")
+    return " ".join(FORBIDDEN.sub(" ", title).split())[:LONGEST_NAME].strip(" .")
 
 
 def _parts(kept: StoredConversation) -> Iterator[str]:
@@ -104,3 +113,94 @@ def _end_tags(tokens: "list[Token]") -> str:
         elif name in opened:
             del opened[len(opened) - 1 - opened[::-1].index(name) :]
     return comment + "".join(f"</{name}>" for name in reversed(opened))
+
+
+STYLES = ("tree", "replay_file")
+ENTRY = "replay_file.js"
+IMPORTED = re.compile(r'^(import [^;]*?"|\} from "|import ")\./([\w.]+)";', re.MULTILINE)
+# Nothing is fetched: what the file needs is in it.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; "
+    "img-src data: blob:"
+)
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>medusa-chat</title>
+<style>{style}</style>
+<script type="importmap">{places}</script>
+<script type="application/json" id="known">{known}</script>
+<script type="application/json" id="recorded">{recorded}</script>
+</head>
+<body class="replay-file">
+<main><section id="said"></section><section id="right"><div id="tree"></div></section></main>
+<script type="module">import "{name}{entry}";</script>
+</body>
+</html>
+"""
+
+
+class ReplayFile(NamedTuple):
+    """name: of the file, with its ending; text: all of it, UTF-8."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def of(
+        cls,
+        answer: Answer,
+        question: str,
+        title: str,
+        plain: float | None,
+        known: Mapping[str, object],
+    ) -> "ReplayFile":
+        """An answer whose steps are here. plain: tokens per second of plain decoding. known: what
+        the page's scripts know from the start. Texts stand in JSON alone, in which nothing ends its
+        element."""
+        recorded: dict[str, Any] = {
+            "title": title,
+            "question": question,
+            "text": answer.text,
+            **replay_line(answer, plain),
+        }
+        parts = {
+            "policy": POLICY,
+            "style": style(),
+            "places": inlined(ENTRY),
+            "known": to_line(dict(known)),
+            "recorded": to_line(recorded),
+            "name": PLACE,
+            "entry": ENTRY,
+        }
+        text = re.sub(r"\{(\w+)\}", lambda field: parts[field[1]], PAGE)
+        return cls(f"{file_name(title) or 'answer'}.html", text)
+
+
+@cache
+def inlined(entry: str) -> str:
+    """An import map of a module and all that it imports, each in the map itself."""
+    found, waiting = dict[str, str](), [entry]
+    code = modules()
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        text = code[name].decode()
+        waiting += [other for _, other in IMPORTED.findall(text)]
+        text = IMPORTED.sub(rf'\1{PLACE}\2";', text)
+        found[name] = base64.b64encode(text.encode()).decode()
+    head = "data:text/javascript;base64,"
+    return json.dumps({"imports": {f"{PLACE}{name}": head + data for name, data in found.items()}})
+
+
+@cache
+def style() -> str:
+    """The colours of the page, and the style of the microscope and of the file."""
+    page = (asset("css", "page.css")).read_text(encoding="utf-8")
+    colours = page[: page.index(".gradio-container")]
+    others = (asset("css", f"{name}.css").read_text(encoding="utf-8") for name in STYLES)
+    return "\n".join((colours, *others))

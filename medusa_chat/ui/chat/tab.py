@@ -17,13 +17,12 @@ from medusa_chat.ui.chat.conversation_panel import (
     build_system,
     connect_conversations,
 )
-from medusa_chat.ui.chat.maths import DELIMITERS
-from medusa_chat.ui.chat.preset_events import PresetEvents
+from medusa_chat.ui.chat.presets import PresetEvents
 from medusa_chat.ui.chat.settings_panel import SettingsPanel, build_settings
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, script_block
-from medusa_chat.ui.page.inputs import MAX_CHARACTERS, PLACE
-from medusa_chat.ui.page.settings_form import Act, Refuse
+from medusa_chat.ui.page.inputs import MAX_CHARACTERS, PLACE, Act, Refuse
+from medusa_chat.ui.page.markup import DELIMITERS
 
 EXAMPLES = (  # chosen by measuring: ten steps and more, two tokens a step (tests/ui/test_pace.py)
     "Tell me a story about a goat",
@@ -64,7 +63,7 @@ def build_chat(
             settings = _composer(controller, tab, trees, parts)
         with gr.Column(elem_id="right", scale=6, min_width=320):
             panel = script_block("tree", events=PANEL_EVENTS)
-            card = script_block("peek")
+            card = script_block("card", elem_id="peek")
             parts["tint"] = script_block("tint")
     parts |= {"panel": panel, "card": card}
     _connect(controller, tab, parts)

@@ -17,6 +17,7 @@ from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.runtime.traces import FOLDER, StepStore
 from medusa_chat.ui.access.guard import ASKER, OWNER, guest_of
+from medusa_chat.ui.access.notices import warn
 from medusa_chat.ui.chat.answer import Answer
 from medusa_chat.ui.chat.browser_tab import Tab
 from medusa_chat.ui.chat.chat_session import ChatSession
@@ -130,7 +131,7 @@ class ChatViewer:
         """Show what has changed; a message that came to nothing goes back into the box."""
         tab.give(self.session_of(tab).pop_returned())
         for line in self.sessions.failures(tab.scope, tab.told):
-            gr.Warning(line, duration=None)
+            warn(line, seconds=None)
         tab.told = self.sessions.told
         return self._view(tab)
 

@@ -13,6 +13,7 @@ from medusa_chat.errors import MedusaChatError, first_line
 from medusa_chat.runtime.compare import Comparison, Progress, add_gap, compare, gap_request
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import ASKER, OWNER
+from medusa_chat.ui.access.notices import inform
 from medusa_chat.ui.compare.view import lane_names, progress_view, result_view
 from medusa_chat.ui.page.html_blocks import event_field
 from medusa_chat.ui.page.inputs import Inputs
@@ -62,7 +63,7 @@ class CompareController:
     def begin(self, tab: CompareTab, inputs: Inputs) -> tuple[Any, ...]:
         """Begin to run both; (picture, run button, stop button)."""
         if tab.is_running:
-            gr.Info("A comparison is still running here: stop it, or wait for its end.")
+            inform("A comparison is still running here: stop it, or wait for its end.")
             return self.look(tab)
         tab.number += 1
         pace = tab.pace or usual_pace(self.session)
@@ -91,7 +92,7 @@ class CompareController:
     def refuse(self, tab: CompareTab, error: MedusaChatError) -> tuple[Any, ...]:
         """What `begin` returns when the input is wrong: one line over the last result."""
         if tab.is_running:
-            gr.Info(str(error))
+            inform(str(error))
         else:
             self._tell(tab, error=str(error))
         return self.look(tab)
@@ -99,7 +100,7 @@ class CompareController:
     def prefill(self, said: str) -> Any:
         """The prompt box with what was said last in the chat; as it was when nothing was."""
         if not said.strip():
-            gr.Info("The chat has no messages yet.")
+            inform("The chat has no messages yet.")
             return gr.skip()
         return said
 

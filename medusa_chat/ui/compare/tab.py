@@ -9,8 +9,7 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.compare.controller import CompareController, CompareTab
 from medusa_chat.ui.compare.view import NAMES
 from medusa_chat.ui.page.html_blocks import AT_ONCE, page, script_block
-from medusa_chat.ui.page.inputs import SIDES
-from medusa_chat.ui.page.settings_form import SettingsForm, touched
+from medusa_chat.ui.page.inputs import SIDES, SettingsForm, touched
 from medusa_chat.ui.page.tree_view import to_line
 
 KEY = "medusa-chat-race-settings"

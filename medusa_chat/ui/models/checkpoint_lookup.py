@@ -1,22 +1,20 @@
 """What is found about one checkpoint without loading it, on this disk or on the Hub. No gradio."""
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import Inspection, inspect, open_anywhere
 from medusa_chat.checkpoints.layouts.source import Source
+from medusa_chat.checkpoints.licence import licence_of
 from medusa_chat.checkpoints.memory_needs import Cpu
 from medusa_chat.checkpoints.places import open_here
 from medusa_chat.errors import MedusaChatError
 from medusa_chat.ui.models.load_form import is_hub_name
 
 EVERY_CONTEXT = 10**9  # more than any model has: the report is made for all that it can read
-README_BYTES = 4096
 GONE = ("network", "busy")  # kinds of HubError: the Hub itself cannot be asked
 NOT_ASKED = (*GONE, "offline")
-LICENCE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w .+-]{2,60}?)[\"']?\s*$", re.M)
 
 
 class CheckpointKey(NamedTuple):
@@ -92,7 +90,7 @@ def _look_up_there(key: CheckpointKey, target: MemoryTarget) -> Detail:
     report = inspect(key.name, base, EVERY_CONTEXT, opening, *target)
     if needs is None and report.backbone and is_hub_name(report.backbone):
         needs = hub.plan(report.backbone)
-    licence = next(filter(None, map(_licence, opened.values())), "")
+    licence = next(filter(None, map(licence_of, opened.values())), "")
     refusal = needs.refusal if needs else None
     if refusal is not None:
         return _refused(refusal, needs, report, licence)
@@ -114,19 +112,6 @@ def _is_of_hub(name: str, report: Inspection | None = None) -> bool:
     if report is not None and report.backbone and not report.is_here:
         return is_hub_name(report.backbone)
     return name != "demo" and is_hub_name(name)
-
-
-def _licence(source: Source) -> str:
-    """What the front of a repo's README says; empty where it says nothing."""
-    try:
-        if "README.md" not in source.files():
-            return ""
-        front = source.read("README.md", 0, README_BYTES)
-    except MedusaChatError:
-        return ""
-    head = front.decode("utf-8", "replace").partition("---")[2].partition("---")[0]
-    match = LICENCE.search(head)
-    return match[1] if match else ""
 
 
 def _problem(report: Inspection) -> str:

@@ -14,6 +14,7 @@ from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.recent_models import RecentModel, RecentModels
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.models.entries import Entry
 from medusa_chat.ui.models.load_form import choices_of, request_of
 from medusa_chat.ui.models.memory_fit import longest_context
@@ -88,7 +89,7 @@ class ModelsController:
     ) -> Changes:
         """Delete a checkpoint from the cache: the page has asked for a second click."""
         name = event_field(event, "id")
-        return self._do(tab, request, boxes, lambda: gr.Info(self._delete(name)), gr.Warning)
+        return self._do(tab, request, boxes, lambda: inform(self._delete(name)), warn)
 
     def _do(
         self,
@@ -96,7 +97,7 @@ class ModelsController:
         request: gr.Request,
         boxes: Sequence[object],
         act: Callable[[], None],
-        warn: Callable[[str], None] = gr.Info,
+        tell: Callable[[str], None] = inform,
     ) -> Changes:
         """What the owner asked for, and what the tab shows then; a guest changes nothing."""
         if is_guest(request):
@@ -104,7 +105,7 @@ class ModelsController:
         try:
             act()
         except MedusaChatError as error:
-            warn(str(error))
+            tell(str(error))
         return self.view.show(tab, choices_of(*boxes), False)
 
     # ---- what they need ----

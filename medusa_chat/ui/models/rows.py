@@ -12,7 +12,6 @@ from medusa_chat.hub.client import page
 from medusa_chat.ui.models.checkpoint_lookup import NOT_ASKED
 from medusa_chat.ui.models.entries import DEMO, Entry
 from medusa_chat.ui.models.load_form import LoadChoices, is_local
-from medusa_chat.ui.models.load_view import for_page
 from medusa_chat.ui.models.memory_fit import (
     Machine,
     cells,
@@ -21,6 +20,7 @@ from medusa_chat.ui.models.memory_fit import (
     taken_line,
     warning,
 )
+from medusa_chat.ui.models.picker import for_page
 
 TOY = "The demo is a toy: it shows how drafting works, and knows little."
 AWAY = ": the network is off"

@@ -12,10 +12,15 @@ from medusa_chat.runtime.session import Session
 from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, MemoryTarget
 from medusa_chat.ui.models.entries import Groups, grouped
 from medusa_chat.ui.models.load_form import LoadChoices
-from medusa_chat.ui.models.load_view import for_page, loaded_view, progress_card
 from medusa_chat.ui.models.memory_fit import Machine, memory_line
 from medusa_chat.ui.models.model_catalog import ModelCatalog
-from medusa_chat.ui.models.picker import LoadProgress, ModelPicker
+from medusa_chat.ui.models.picker import (
+    LoadProgress,
+    ModelPicker,
+    for_page,
+    loaded_view,
+    progress_card,
+)
 from medusa_chat.ui.models.rows import row_view
 from medusa_chat.ui.page.html_blocks import changes
 from medusa_chat.ui.page.status import part_of, phase_text

@@ -1,20 +1,24 @@
 """Inputs: the one place where what a browser posted becomes values the program trusts.
 
 Gradio enforces little on the server (ranges, choices and lengths can be posted past it), so every
-event hands what it got to `checked` and goes on with the result only.
+event hands what it got to `checked`, or to a SettingsForm that does, and goes on with the result
+only.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import gradio as gr
+
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.settings import GenerationSettings
-from medusa_chat.errors import UsageError
+from medusa_chat.errors import MedusaChatError, UsageError
 from medusa_chat.messages import without_broken_characters
+from medusa_chat.ui.page.html_blocks import event_field
 
 MAX_CHARACTERS = 1_000_000
 MAX_NUMBER = 1_000_000
@@ -52,6 +56,9 @@ LABELS = {  # of the settings, as the page names them
     "seed": "Seed",
     "stop": "Stop strings",
 }
+Posted = Mapping[gr.components.Component, Any]  # what an event posted, by component
+Act = Callable[[Any, "Inputs"], Any]
+Refuse = Callable[[Any, MedusaChatError], Any]
 
 
 @dataclass(frozen=True)
@@ -247,3 +254,73 @@ def _clean_line(text: str) -> str:
     """An error line that can be shown whatever was posted."""
     line = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
     return line if len(line) <= 300 else f"{line[:299]}…"
+
+
+@dataclass(frozen=True)
+class SettingsForm:
+    """The components of the settings by name, and what reads what they posted.
+
+    trees: names of presets that may be chosen beside "auto". defaults: of what a browser keeps.
+    """
+
+    components: Mapping[str, gr.components.Component]
+    trees: Sequence[str]
+    defaults: Mapping[str, Any]
+
+    def handler(
+        self, act: Act, refuse: Refuse, tab: gr.State, **sources: gr.components.Component | str
+    ) -> Callable[[Posted, gr.EventData], Any]:
+        """What an event that decodes runs: `act` gets the tab and its checked inputs, `refuse` the
+        tab and the UsageError of what was posted. sources: where an input that is no setting
+        comes from: a component, or the name of a field of the event."""
+
+        def handle(posted: Posted, event: gr.EventData) -> Any:
+            fields = {
+                name: event_field(event, source) if isinstance(source, str) else posted[source]
+                for name, source in sources.items()
+            }
+            try:
+                inputs = checked(self.named(posted) | fields, self.trees)
+            except MedusaChatError as error:
+                return refuse(posted[tab], error)
+            return act(posted[tab], inputs)
+
+        return handle
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The value that a setting has where none is given."""
+        return dict(self.defaults)
+
+    def named(self, posted: Posted) -> dict[str, object]:
+        """The posted values, by the settings' names."""
+        return {name: posted[made] for name, made in self.components.items() if made in posted}
+
+    def valid(self, posted: Posted) -> dict[str, Any]:
+        """The settings that were posted, a default where one is wrong."""
+        return self.restored(self.named(posted))
+
+    def restored(self, stored: object) -> dict[str, Any]:
+        """Settings of a conversation, or what a browser remembered as JSON, each value checked; a
+        default where one is missing or wrong."""
+        values = self.base
+        for name, value in (stored if isinstance(stored, dict) else from_browser(stored)).items():
+            if name in values and not refusal(name, value, self.trees):
+                values[name] = value
+        return values
+
+
+def touched(component: Any) -> list[Any]:
+    """The events of a value that a person changes. Gradio's text box tells `input` for a key that
+    writes a character, not for Backspace, a paste or a drop: leaving the field tells those."""
+    is_text = isinstance(component, gr.Textbox)
+    return [component.input, component.blur] if is_text else [component.input]
+
+
+def refusal(name: str, value: object, trees: Sequence[str]) -> str:
+    """Why a setting cannot have this value; empty where it can."""
+    try:
+        checked({name: value}, trees)
+    except MedusaChatError as error:
+        return str(error)
+    return ""

@@ -1,23 +1,29 @@
-"""Live: the answer that runs as a stream of its own, beside Gradio's queue.
+"""What a tab gets and gives beside Gradio's events: the answer that runs, chats, attachments.
 
-Through the queue an update costs about 10 ms in the browser and 13 ms in the server on a slow
-machine (every property of every output is compared, templates are compiled anew); here it costs
-what is new in it.
+The answer is a stream of its own: through Gradio's queue an update costs about 10 ms in the browser
+and 13 ms in the server on a slow machine (every property of every output is compared, templates are
+compiled anew); here it costs what is new in it. Gradio's events would keep the file of all chats
+whole in the page, and take at most 4 MB.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from medusa_chat.errors import MedusaChatError
+from medusa_chat.runtime.pdf_text import pdf_text
+from medusa_chat.ui.access.guard import ATTACHMENTS, CHATS
 from medusa_chat.ui.access.login_limit import is_let_in
 from medusa_chat.ui.page.tree_view import to_line
 
 PATH = "/live"
 TAB_HEADER = "x-medusa-tab"  # a header: no other site can send it, and no log writes it down
 UNKNOWN = "this tab is not known here: load the page again"
+FRESH = {"Cache-Control": "no-store"}
 
 
 class Update(NamedTuple):
@@ -37,30 +43,68 @@ Updates = AsyncIterator[Update]
 
 
 class Live:
-    """ASGI middleware that answers GET /live: server-sent events, one for each update.
+    """ASGI middleware for what the page asks with a tab's key, a secret of the tab; a page with a
+    login asks for that as well. GET /live: server-sent events, one for each update of the answer.
+    GET /chats: the file of all conversations; POST /chats takes one in. POST /attachments: the text
+    of a PDF file, {"text", "pages"}, of which nothing is kept.
 
-    updates_of: the updates of the tab that has this key, None when there is no such tab. The key
-    is a secret of the tab; a page with a login asks for that as well.
+    updates_of: the updates of the tab that has this key. save: its file. take: what to say of a
+    file that was taken in; raises what is wrong with it. All three: None where there is no such
+    tab, which is what is_tab says.
     """
 
-    def __init__(self, app: ASGIApp, updates_of: Callable[[str], Updates | None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        updates_of: Callable[[str], Updates | None],
+        save: Callable[[str], str | None],
+        take: Callable[[str, bytes], str | None],
+        is_tab: Callable[[str], bool],
+    ) -> None:
         self.app = app
-        self.updates_of = updates_of
+        self.updates_of, self.save, self.take, self.is_tab = updates_of, save, take, is_tab
+        self._answers = {
+            ("GET", PATH): self._stream,
+            ("GET", CHATS): self._file,
+            ("POST", CHATS): self._taken,
+            ("POST", ATTACHMENTS): self._text,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "GET":
-            await self.app(scope, receive, send)
-            return
-        await self._answer(Request(scope))(scope, receive, send)
-
-    def _answer(self, request: Request) -> Response:
+        is_http = scope["type"] == "http"
+        answer = self._answers.get((scope["method"], scope["path"])) if is_http else None
+        if answer is None:
+            return await self.app(scope, receive, send)
+        request = Request(scope, receive)
+        made: Response | None
         if not is_let_in(request):
-            return PlainTextResponse("log in first", 401)
-        updates = self.updates_of(request.headers.get(TAB_HEADER, ""))
-        if updates is None:
-            return PlainTextResponse(UNKNOWN, 404)
-        quick = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            made = PlainTextResponse("log in first", 401)
+        else:
+            try:
+                made = await answer(request, request.headers.get(TAB_HEADER, ""))
+            except MedusaChatError as error:
+                made = PlainTextResponse(str(error), 400)
+        await (made or PlainTextResponse(UNKNOWN, 404))(scope, receive, send)
+
+    async def _stream(self, request: Request, key: str) -> Response | None:
+        if (updates := self.updates_of(key)) is None:
+            return None
+        quick = {**FRESH, "X-Accel-Buffering": "no"}
         return StreamingResponse(packed(updates), media_type="text/event-stream", headers=quick)
+
+    async def _file(self, request: Request, key: str) -> Response | None:
+        text = await run_in_threadpool(self.save, key)
+        return None if text is None else PlainTextResponse(text, headers=FRESH)
+
+    async def _taken(self, request: Request, key: str) -> Response | None:
+        text = await run_in_threadpool(self.take, key, await request.body())
+        return None if text is None else PlainTextResponse(text, headers=FRESH)
+
+    async def _text(self, request: Request, key: str) -> Response | None:
+        if not self.is_tab(key):
+            return None
+        found = await run_in_threadpool(pdf_text, await request.body())
+        return JSONResponse(found._asdict(), headers=FRESH)
 
 
 async def packed(updates: Updates) -> AsyncIterator[str]:

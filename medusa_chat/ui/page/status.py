@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.messages import ModelInfo
 from medusa_chat.runtime.model_lifecycle import ModelState
 from medusa_chat.runtime.recent_models import RecentModel
@@ -28,6 +29,8 @@ PARTS = {
     "warm up": 0.9,
 }  # of the time, about
 LONGEST_NAME = 36  # characters in the bar
+NOT_KNOWN = "not known"
+NO_LICENCE = "not named in its files"
 FOR_GUESTS = "The model could not be loaded here. Ask the person who shared this page."
 
 
@@ -63,8 +66,8 @@ def status_line(
     is_guest: bool = False,
     coming: Coming = NOTHING,
 ) -> str:
-    """JSON: facts of the loaded model, [name, text, why] each, else one sentence; the recent
-    models, [name, its precision] each.
+    """JSON: facts of the loaded model, [name, text, why] each, and notes, the log of its load, else
+    one sentence; the recent models, [name, its precision] each.
 
     part: how far loading is, 0 to 1. again: whether Load again is offered. memory: bytes the
     model's process holds. told: why another model was not loaded. halts: whether what is on can be
@@ -122,7 +125,7 @@ def phase_text(state: ModelState, is_guest: bool = False) -> str:
 
 
 def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
-    """The most important first: the bar shows the first three, its list all."""
+    """The most important first: the bar shows the first three, the table of Details all."""
     name = shown_name(model.name)
     whole = f"{model.name} on {model.backbone}" if model.backbone else model.name
     about = f"{model.family}, {number(model.parameters)} parameters"
@@ -133,13 +136,26 @@ def _facts(model: ModelInfo, memory: int | None) -> dict[str, Any]:
             ["model", name, about if whole == name else f"{whole}: {about}"],
             ["precision", model.precision, ""],
             ["device", model.device, ""],
-            ["tree", _tree(model), model.tree_reason],
-            ["heads", str(model.heads or "none"), ""],
             ["memory", own, f"{parts}{process}".strip("; ")],
             ["context", f"{model.context:,} tokens", ""],
+            ["drafter", _drafters(model), ""],
+            ["tree", _tree(model), model.tree_reason],
+            ["backend", model.backend or NOT_KNOWN, ""],
+            ["template", model.template or NOT_KNOWN, ""],
+            ["licence", model.licence or NO_LICENCE, ""],
         ],
         "notes": list(model.notes),
     }
+
+
+def _drafters(model: ModelInfo) -> str:
+    """What may draft for it, the first by --drafter auto."""
+    sizes = {
+        kinds.MEDUSA.name: f", {model.heads} heads",
+        model.beside: f", {without_folders(model.draft)}",
+    }
+    every = kinds.kinds_of(model.heads, model.beside)
+    return "; ".join(f"{kind.label}{sizes.get(kind.name, '')}" for kind in every)
 
 
 def _tree(model: ModelInfo) -> str:

@@ -10,6 +10,7 @@ from medusa_chat.training.events import Run, latest
 from medusa_chat.training.hardware import GPUS, SHAPES
 from medusa_chat.trees.expected_length import expected_lengths, likeliest
 from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.page.html_blocks import AT_ONCE, changes, script_block
 from medusa_chat.ui.page.tree_view import to_line
 from medusa_chat.ui.tune.roofline import (
@@ -48,12 +49,12 @@ class TuneController:
         """Ask the training that runs to stop at its next step."""
         run = self.latest()
         if is_guest(request):
-            gr.Info(NOT_YOURS)
+            inform(NOT_YOURS)
         elif run is not None and run.can_stop and run.is_running:
             try:
                 run.ask_to_stop()
             except OSError as error:
-                gr.Warning(f"The training cannot be stopped from here: {error.strerror}")
+                warn(f"The training cannot be stopped from here: {error.strerror}")
         return self.refresh(shown, request)
 
     def model(self, *posted: object) -> Any:
@@ -61,7 +62,7 @@ class TuneController:
         try:
             chosen = setting_of(*posted[:-1])
         except (MedusaChatError, TypeError) as error:
-            gr.Warning(str(error))
+            warn(str(error))
             return gr.skip()
         return to_line(roof_view(chosen, self.tokens() if posted[-1] == "loaded" else None))
 

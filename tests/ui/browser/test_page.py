@@ -104,7 +104,7 @@ def test_another_person_waits_sees_the_place_and_gets_the_model_when_the_first_i
     two.wait_for_function(
         "document.querySelector('.live-status')?.textContent.includes('waiting: 1 ahead')"
     )
-    monkeypatch.setattr("medusa_chat.ui.chat.audience.HIDDEN_SECONDS", 0.5)
+    monkeypatch.setattr("medusa_chat.ui.chat.answer_run.HIDDEN_SECONDS", 0.5)
     one.close()
     two.wait_for_function("document.querySelector('#live-text .md')?.textContent.length > 5")
     if served.runner:

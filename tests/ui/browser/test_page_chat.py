@@ -503,7 +503,7 @@ def test_settings_are_remembered_say_what_they_do_and_can_be_reset(quick, open_t
 
 def test_a_reload_and_a_second_tab_follow_the_same_answer(slow, open_tab, monkeypatch):
     monkeypatch.setattr(
-        "medusa_chat.ui.chat.audience.HIDDEN_SECONDS", 300
+        "medusa_chat.ui.chat.answer_run.HIDDEN_SECONDS", 300
     )  # a reload may take its time
     tab = open_tab()
     send(tab, "hello there")

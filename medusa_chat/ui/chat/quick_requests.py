@@ -1,12 +1,17 @@
-"""NodeCard: what the model would have said at one node of a recorded step, asked on a click."""
+"""Quick requests: what a browser asks the model beside answers, and has at once or asks again.
+
+What the model would have said at a node of a recorded step, on a click; how many tokens the message
+in the box takes, while one types.
+"""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.events import DraftRecord, Step
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.messages import PeekRequest, Ranked, Request, TokenIds, V
+from medusa_chat.messages import CountRequest, Message, PeekRequest, Ranked, Request, TokenIds, V
 from medusa_chat.runtime.requests import Ticket
 from medusa_chat.runtime.session import Session
 from medusa_chat.ui.chat.answer import Answer
@@ -16,6 +21,8 @@ from medusa_chat.ui.page.tree_view import printable, short, to_line
 
 POLL_SECONDS = 0.04
 WAIT_SECONDS = 20.0  # then the browser is told to ask again
+MOST_COUNTED = 250_000  # characters of a conversation: more are not counted while one types
+COUNT_SECONDS = 2.0  # then the browser asks again, after the answer that runs
 
 
 def peek_request(answer: Answer, index: int, node: int) -> PeekRequest:
@@ -132,3 +139,25 @@ def _step(answer: Answer, index: int) -> Step:
 
 def _row(ranked: Ranked) -> list[Any]:
     return [ranked.id, printable(ranked.text), short(ranked.probability), ranked.rank]
+
+
+async def count_line(
+    session: Session, messages: Sequence[Message], number: int, guest: str = ""
+) -> str:
+    """JSON for count.js: {"message", "left"} in tokens; {"wait"} while the model is busy or
+    another question waits for it; neither where nothing can be counted. number: of the question,
+    which it is told with. guest: who asks, empty for the owner."""
+    asked = {"asked": number}
+    if sum(len(message["content"]) for message in messages) > MOST_COUNTED:
+        return to_line(asked)
+    if session.has_waiting(CountRequest, guest):  # one is enough, of however many tabs
+        return to_line(asked | {"wait": True})
+    try:
+        ticket = await soon(session, CountRequest(tuple(messages)), COUNT_SECONDS, guest)
+    except MedusaChatError:  # no room in the queue, or the program ends
+        return to_line(asked)
+    if ticket.error:
+        return to_line(asked)
+    if (count := ticket.result) is None:
+        return to_line(asked | {"wait": True})
+    return to_line(asked | {"message": count.message, "left": count.left})

@@ -1,25 +1,84 @@
-"""The presets in the Settings drawer: which event picks, saves, deletes, gives or takes one."""
+"""The presets of the Settings drawer: as settings of the page, and what is done with them there."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
 
 from medusa_chat.errors import MedusaChatError, UsageError
-from medusa_chat.runtime.presets import Preset, delete_preset, own_names, save_preset
+from medusa_chat.runtime.presets import (
+    Preset,
+    delete_preset,
+    load_preset,
+    own_names,
+    preset_names,
+    save_preset,
+    shipped_names,
+)
 from medusa_chat.ui.access.guard import is_guest
+from medusa_chat.ui.access.notices import inform, warn
 from medusa_chat.ui.chat.controller import ChatController
-from medusa_chat.ui.chat.preset_settings import chosen, is_own, offered, preset_of, settings_of
 from medusa_chat.ui.chat.settings_panel import SettingsPanel
 from medusa_chat.ui.chat.view import View
 from medusa_chat.ui.page.html_blocks import AT_ONCE, event_field
-from medusa_chat.ui.page.inputs import checked
-from medusa_chat.ui.page.settings_form import Posted
+from medusa_chat.ui.page.inputs import Inputs, Posted, checked, follows, refusal
 from medusa_chat.ui.page.tree_view import to_line
 
+SAME = 5e-4  # between two deltas: the page shows three digits
 NOT_YOURS = "Presets are kept by the person who shared this page."
 Act = Callable[[Posted, gr.EventData, gr.Request], list[Any]]
+
+
+def offered(is_guest: bool) -> tuple[str, ...]:
+    """Names of the presets that somebody may pick: the owner's own are not for guests."""
+    return shipped_names() if is_guest else preset_names()
+
+
+def chosen(name: object, is_guest: bool) -> Preset:
+    """A preset that was picked. Raises UsageError."""
+    if not name:
+        raise UsageError("pick a preset first")
+    if not isinstance(name, str) or name not in offered(is_guest):
+        raise UsageError(f"there is no preset {name!r:.80}: pick one of the list")
+    return load_preset(name, ships=is_guest)
+
+
+def settings_of(preset: Preset, base: Mapping[str, Any], trees: Sequence[str]) -> dict[str, Any]:
+    """The settings that a page shows, by name, with "vanilla" for plain decoding. base: those that
+    the preset does not name. Raises UsageError for what the page cannot show."""
+    told = preset.settings
+    values = {**base, **told}
+    if "drafter" in told:
+        is_plain = told["drafter"] == "none"
+        values["drafter"] = "auto" if is_plain or told["drafter"] is None else told["drafter"]
+        values["vanilla"] = is_plain
+    if told.get("seed") is not None:
+        values["seed"] = str(told["seed"])
+    stops = told.get("stop", ())
+    if any("\n" in text or "\r" in text for text in stops):
+        raise UsageError(f"preset {preset.name}: no stop string on the page has a line break")
+    if "stop" in told:
+        values["stop"] = "\n".join(stops)
+    if {"posterior_threshold", "posterior_alpha"} & told.keys():
+        delta = follows(values["posterior_threshold"])
+        values["locked"] = abs(values["posterior_alpha"] - delta) < SAME
+    for name, value in values.items():
+        if name != "vanilla" and (wrong := refusal(name, value, trees)):
+            raise UsageError(f"preset {preset.name}: {wrong}")
+    return values
+
+
+def preset_of(name: object, inputs: Inputs) -> Preset:
+    """A preset of the settings that a page shows. Raises UsageError."""
+    if not isinstance(name, str) or not name.strip():
+        raise UsageError("give the preset a name: letters, digits, spaces, dots and hyphens")
+    return Preset.of(" ".join(name.split()), inputs.settings, inputs.system)
+
+
+def is_own(name: str) -> bool:
+    """Whether a preset is one of the user's own, which can be deleted."""
+    return name in own_names()
 
 
 class PresetEvents:
@@ -90,7 +149,7 @@ class PresetEvents:
         settings_of(preset, self.panel.base, self.panel.trees)
         before = is_own(preset.name)
         save_preset(preset)
-        gr.Info(f"The preset {preset.name} is {'replaced' if before else 'saved'}.")
+        inform(f"The preset {preset.name} is {'replaced' if before else 'saved'}.")
         return self._shown(posted, preset, request)
 
     def _shown(self, posted: Posted, preset: Preset | None, request: gr.Request) -> list[Any]:
@@ -117,7 +176,7 @@ class PresetEvents:
             try:
                 return act(posted, event, request)
             except MedusaChatError as error:
-                gr.Warning(str(error))
+                warn(str(error))
                 return [gr.skip() for _ in self.outputs]
 
         return handle

@@ -1,4 +1,0 @@
-// What the program tells its scripts from the start, by name: JSON in the page (ui/page/scripts.py).
-const place = globalThis.document?.getElementById("known");
-
-export const known = JSON.parse(place?.textContent ?? "{}");
