@@ -39,7 +39,8 @@ class LoadRequest(Request["LoadPhase"]):
     """The model to load. checkpoint: "demo", a folder, a GGUF file or a Hub id. None: default.
 
     tree, nodes: the only tree that will be used, so deeper heads are not read; None: all heads.
-    draft: a smaller model that drafts, named as a checkpoint is.
+    drafts: the drafter beside it, or two smaller models that draft together, named as a checkpoint
+    is.
     """
 
     checkpoint: str = "demo"
@@ -50,7 +51,7 @@ class LoadRequest(Request["LoadPhase"]):
     offline: bool = False
     tree: str | None = None
     nodes: int | None = None
-    draft: str | None = None
+    drafts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class TreeFacts:
 @dataclass(frozen=True)
 class ModelInfo:
     """The loaded model in words a status bar can show. heads: 0 without Medusa heads. backbone: its
-    Hub id or place, where that is not the checkpoint itself. draft: the name of the drafter that
-    is loaded beside it, beside: its kind.
+    Hub id or place, where that is not the checkpoint itself. draft: the names of what drafts
+    beside it, beside: its kind.
 
     memory_bytes: what weights, heads and cache were measured to take; estimated_bytes: what the
     estimate made before says of the same parts, 0 where there is none. memory: the whole estimate

@@ -23,13 +23,14 @@ export function signed(margin) {
 }
 
 // What proposed a node: "h(eads)", "d(raft model)", "t(ext)", "b(oth)" the heads and the text, "e(ither)" the draft
-// model and the text; "-" for the root, "" where it was not recorded.
+// model and the text; of two draft models "f(irst)", "s(econd)", "m(erged)" both, a capital with the text; "-" for the
+// root, "" where it was not recorded.
 export function sourceOf(step, node) {
   return step.source ? step.source[node] : "";
 }
 
 export function isOfText(step, node) {
-  return "tbe".includes(sourceOf(step, node) || "-");
+  return "tbeFSM".includes(sourceOf(step, node) || "-");
 }
 
 export const SOURCES = {
@@ -38,6 +39,12 @@ export const SOURCES = {
   b: "both, the heads and the text",
   d: "the draft model",
   e: "both, the draft model and the text",
+  f: "the first draft model",
+  s: "the second draft model",
+  m: "both draft models",
+  F: "the first draft model and the text",
+  S: "the second draft model and the text",
+  M: "both draft models and the text",
 };
 
 // A ” behind it where the text proposed the node too, or alone.

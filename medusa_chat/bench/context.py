@@ -35,9 +35,9 @@ CHAIN = 32  # nodes of the longest draft that is timed of a model without heads
 class BenchContext:
     """One loaded model and how it is measured. budget: seconds of a study for one figure.
     prompts: a file of questions; questions: how many of them, evenly spread, None: all. nodes: of
-    the tree; None: as many as should pay. draft: the folder of a draft model for assisted
-    generation. vllm: Python of its environment; vllm_heads: a checkpoint whose heads vLLM can
-    read."""
+    the tree, several for the study "drafters" alone; none: as many as should pay. draft: the folder
+    of a draft model for assisted generation. vllm: Python of its environment; vllm_heads: a
+    checkpoint whose heads vLLM can read."""
 
     request: LoadRequest
     loaded: LoadedModel
@@ -48,7 +48,7 @@ class BenchContext:
     budget: float = 1.0
     prompts: Path | None = None
     questions: int | None = None
-    nodes: int | None = None
+    nodes: tuple[int, ...] = ()
     draft: Path | None = None
     vllm: Path | None = None
     vllm_heads: Path | None = None
@@ -57,6 +57,11 @@ class BenchContext:
     def command(self) -> str:
         """The command line that measures our own decoding."""
         return f"medusa-chat bench --tree {self.tree} --max-new-tokens {self.max_new_tokens}"
+
+    @property
+    def size(self) -> int | None:
+        """The nodes of the tree where --nodes is given once."""
+        return next(iter(self.nodes), None)
 
     @property
     def source(self) -> Tree:
@@ -68,7 +73,7 @@ class BenchContext:
     @property
     def chosen_tree(self) -> Tree:
         """The tree that `--tree auto` decodes with, of --nodes nodes where they are given."""
-        return self.source.head(min(self.nodes or self.loaded.info.nodes, len(self.source)))
+        return self.source.head(min(self.size or self.loaded.info.nodes, len(self.source)))
 
     def seconds(self, call: Callable[[], Any]) -> float:
         """Seconds of a call, with the device's work."""

@@ -46,15 +46,21 @@ def drafters(context: BenchContext) -> Iterator[Row]:
 
 
 def ours(context: BenchContext) -> dict[str, AnswerFunction]:
-    """Our decoding by each of OURS that the model has, with --nodes in every step where that is
-    given."""
+    """Our decoding by each of OURS that the model has, with each of --nodes in every step where
+    they are given; several stand in the names."""
     info = context.loaded.info
     own = {kind.name for kind in kinds.kinds_of(info.heads, info.beside)}
-    return {
-        name: partial(page_run, context, settings=settings_of(drafter, context.nodes))
-        for name, drafter in OURS.items()
-        if drafter in own | {kinds.NONE.name, kinds.AUTO}
-    }
+    made: dict[str, AnswerFunction] = {}
+    for name, drafter in OURS.items():
+        if drafter not in own | {kinds.NONE.name, kinds.AUTO}:
+            continue
+        for nodes in context.nodes or (None,):
+            is_one = len(context.nodes) < 2 or drafter == kinds.NONE.name
+            settings = settings_of(drafter, nodes)
+            made[name if is_one else f"{name}, {nodes} nodes"] = partial(
+                page_run, context, settings=settings
+            )
+    return made
 
 
 def settings_of(drafter: str, nodes: int | None) -> GenerationSettings:

@@ -91,7 +91,7 @@ def answers(
     for number, question in enumerate(asked, start=1):
         context.progress(f"question {number} of {len(asked)}")
         for drafter, runs in found.items():
-            nodes = None if drafter == "none" else context.nodes or NODES
+            nodes = None if drafter == "none" else context.size or NODES
             wanted = replace(settings, drafter=drafter, nodes=nodes)
             runs.append(page_run(context, question, wanted, keeps=drafter != "none"))
     return found

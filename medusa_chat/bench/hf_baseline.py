@@ -114,7 +114,7 @@ def matching_baseline(context: BenchContext) -> HFBaseline | None:
 def read_draft(context: BenchContext, dtype: str) -> Any | None:
     """The draft model of --draft, or the one in the backbone's folder; None without one. Raises
     UsageError for a draft model with another vocabulary."""
-    named = Path(context.request.draft) if context.request.draft else None
+    named = next(map(Path, context.request.drafts), None)
     if named and not (named.is_dir() and drafter_in(LocalFolder(named)) is None):
         named = None  # transformers reads folders, and knows no such drafter
     folder = context.draft or named or Checkpoint.find(context.request).backbone / DRAFT_FOLDER

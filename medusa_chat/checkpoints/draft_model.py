@@ -1,10 +1,12 @@
 """What drafts beside the backbone of a load: found, compared with it, and read to draft for it.
 
-It is a smaller model with the same tokenizer, or a drafter that was trained on the backbone.
+It is one or two smaller models with the same tokenizer, or a drafter that was trained on the
+backbone.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from medusa_chat.checkpoints.layouts.mlp_file import MlpFile
 from medusa_chat.checkpoints.layouts.source import Source
 from medusa_chat.checkpoints.locate import Checkpoint, News
 from medusa_chat.checkpoints.path_head_weights import read_hydra, read_mlp
-from medusa_chat.checkpoints.places import opened
+from medusa_chat.checkpoints.places import folder_or_repo, opened
 from medusa_chat.checkpoints.prepare import prepare
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.weight_storage import keep_of, read_dtype
@@ -38,9 +40,10 @@ from medusa_chat.decoding.drafters.draft_model import DraftModel
 from medusa_chat.decoding.drafters.drafter import Drafter
 from medusa_chat.decoding.drafters.eagle import Eagle
 from medusa_chat.decoding.drafters.own_layers import Lent
+from medusa_chat.decoding.drafters.pair import Pair
 from medusa_chat.decoding.drafters.path_heads import PathHeads
 from medusa_chat.decoding.step import TorchStep
-from medusa_chat.errors import ModelError
+from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.units import number
 
@@ -56,15 +59,46 @@ class ReadDraft:
     bytes: int
     notes: tuple[str, ...]
 
+    @classmethod
+    def of_both(cls, first: "ReadDraft", second: "ReadDraft") -> "ReadDraft":
+        """Two draft models as one. parameters: of the first, whose passes are counted."""
+        cost = second.parameters / first.parameters
+        return cls(
+            f"{first.name} and {second.name}",
+            Pair(first.drafter, second.drafter, cost),
+            first.parameters,
+            first.bytes + second.bytes,
+            (*first.notes, *second.notes),
+        )
 
-def fetch_draft(
+
+def refuse_drafts(request: LoadRequest) -> None:
+    """Raises UsageError for more drafters than can draft together, or one given twice, and
+    ModelError for a name that can be none; nothing is read."""
+    names = request.drafts
+    if len(names) > 2:
+        raise UsageError(f"--draft is given {len(names)} times: give one drafter, or two models")
+    if len(names) == 2:
+        one, other = (p.resolve() if isinstance(p := folder_or_repo(n), Path) else p for n in names)
+        if one == other:
+            raise UsageError(f"--draft names {names[0]} twice: give another model, or only one")
+
+
+def fetch_drafts(
     request: LoadRequest, found: Checkpoint
-) -> Generator[News, None, Checkpoint | DrafterFile | None]:
-    """Find the drafter that a request names, and download what is missing; None without one. found:
-    the backbone. Raises as fetch does, and ModelError for a drafter of another backbone before
-    anything is downloaded."""
-    if request.draft is None:
-        return None
+) -> Generator[News, None, list[Checkpoint | DrafterFile]]:
+    """Find what a request names to draft, and download what is missing. found: the backbone. Raises
+    as fetch does, and ModelError for a drafter of another backbone, and one that should draft
+    beside another, before anything is downloaded."""
+    made = list[Checkpoint | DrafterFile]()
+    for name in request.drafts:
+        made.append((yield from _fetch_draft(name, request, found)))
+    return made
+
+
+def _fetch_draft(
+    name: str, request: LoadRequest, found: Checkpoint
+) -> Generator[News, None, Checkpoint | DrafterFile]:
     config = _text_config(found)
     layers, tokens = int(config.num_hidden_layers), int(config.vocab_size)
     sizes = Sizes(int(config.hidden_size), layers, tokens)
@@ -73,16 +107,21 @@ def fetch_draft(
         drafter = drafter_in(source)
         if drafter is not None:
             drafter.refuse_other(sizes)
+            if len(request.drafts) > 1:
+                raise ModelError(
+                    f"{name} is {drafter.noun}, which drafts alone: give it as the only --draft, "
+                    "or two draft models"
+                )
         return drafter
 
     def require(source: Source) -> None:
         fitting(source)
 
-    place = yield from fetch_files(request.draft, request.offline, require)
+    place = yield from fetch_files(name, request.offline, require)
     drafter = fitting(opened(place))
     if drafter is not None:
         return drafter
-    return (yield from fetch(LoadRequest(request.draft, offline=request.offline), False))
+    return (yield from fetch(LoadRequest(name, offline=request.offline), False))
 
 
 def require_vocabulary(draft: Checkpoint, found: Checkpoint) -> None:
@@ -112,9 +151,9 @@ def _text_config(found: Checkpoint) -> Any:
     return weights.config_of(found).get_text_config()
 
 
-def read_drafter(
+def read_drafts(
     request: LoadRequest,
-    draft: Checkpoint | DrafterFile,
+    drafts: Sequence[Checkpoint | DrafterFile],
     model: Any,
     tokenizer: Any,
     backbone: Backbone,
@@ -124,9 +163,13 @@ def read_drafter(
     """Read what drafts, once the backbone is in memory: its model and tokenizer, how many
     parameters it has, its device. Raises ModelError for a draft model that is not smaller and for a
     drafter of another backbone, and as a load does."""
-    if isinstance(draft, DrafterFile):
-        return _read_file(request.draft or "", draft, model, tokenizer, backbone)
-    return _read_model(request, draft, backbone, parameters, plan)
+    made = list[ReadDraft]()
+    for name, draft in zip(request.drafts, drafts, strict=True):
+        if isinstance(draft, DrafterFile):
+            made.append(_read_file(name, draft, model, tokenizer, backbone))
+        else:
+            made.append(_read_model(request, draft, backbone, parameters, plan))
+    return made[0] if len(made) == 1 else ReadDraft.of_both(*made)
 
 
 # kind of file -> what reads its modules, and what drafts with them

@@ -19,8 +19,9 @@ from medusa_chat.checkpoints.devices import (
 )
 from medusa_chat.checkpoints.draft_model import (
     ReadDraft,
-    fetch_draft,
-    read_drafter,
+    fetch_drafts,
+    read_drafts,
+    refuse_drafts,
     require_vocabulary,
 )
 from medusa_chat.checkpoints.fetch import fetch
@@ -93,16 +94,18 @@ def load(
     Raises ModelError (missing, broken or refused), DeviceError, OutOfMemoryError, UsageError.
     """
     yield LoadPhase("resolve"), None
+    refuse_drafts(request)
     found = yield from fetch(request)
-    draft = yield from fetch_draft(request, found)
+    drafts = yield from fetch_drafts(request, found)
     yield LoadPhase("read"), None
     config = weights.config_of(found)
     plan = plan_device(request, found, config)
     if plan.unpacks:
         yield LoadPhase("read", note=plan.unpacks), None
     found = with_settings(found)
-    if isinstance(draft, Checkpoint):
-        require_vocabulary(draft, found)
+    for draft in drafts:
+        if isinstance(draft, Checkpoint):
+            require_vocabulary(draft, found)
     calibration = Calibration.read(found.calibration) if found.calibration else None
     found = _without_unused_heads(request, found, calibration)
     with refuse_out_of_memory(plan.advice):
@@ -127,9 +130,9 @@ def load(
         parts.notes += [*notes, *(cuda_remedy() if request.device == "auto" else [])]
         yield LoadPhase("check"), None
         engine = _engine(found, plan, parts, backend, known)
-        if draft is not None:
+        if drafts:
             given = parts.model, parts.tokenizer, engine.backbone, parts.parameters, plan
-            parts.draft = read_drafter(request, draft, *given)
+            parts.draft = read_drafts(request, drafts, *given)
             engine.follow(parts.draft.drafter)
     loaded = _loaded_model(found, plan, parts, engine, calibration)
     yield LoadPhase("warm up"), None

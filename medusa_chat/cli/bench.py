@@ -62,7 +62,11 @@ class StudyInputs:
     prompts: Annotated[Path | None, file_path("Questions in the format of MT-Bench.")] = None
     questions: Annotated[int | None, count("Use N of the prompts, evenly spaced.", min=1)] = None
     nodes: Annotated[
-        int | None, count("With --study exactness or drafters: nodes of each step.", min=2)
+        list[int] | None,
+        count(
+            "With --study exactness or drafters: nodes of each step; repeatable for drafters.",
+            min=2,
+        ),
     ] = None
     vllm: Annotated[Path | None, value("PYTHON", "With --study vllm: a Python that has vLLM.")] = (
         None
@@ -144,7 +148,7 @@ def _measure(request: LoadRequest, options: Bench) -> dict[str, Any]:
         tree=options.tree,
         progress=progress,
         studies=options.study or (),
-        **values_of(StudyInputs, options),
+        **values_of(StudyInputs, options) | {"nodes": tuple(options.nodes or ())},
     )
 
 
@@ -169,6 +173,8 @@ def _refuse_misplaced(options: Bench) -> None:
             f"--prompts and --questions are for the studies {', '.join(WITH_PROMPTS)}: add --study "
             "NAME, or omit them"
         )
+    if len(options.nodes or ()) > 1 and list(studies) != ["drafters"]:
+        raise UsageError("--nodes is repeatable for --study drafters alone: give one number")
     if "peers" in studies and (len(studies) > 1 or options.shape):
         raise UsageError("--study peers loads each file anew: run it alone, without --shape")
     if "peers" not in studies and (options.file or options.llama_bench):

@@ -121,12 +121,13 @@ class DraftOptions(LoadOptions):
     """Options of every command that decodes."""
 
     draft: Annotated[
-        str | None, value(PLACE, "Smaller model with the same tokenizer, which drafts.")
+        list[str] | None,
+        value(PLACE, "Smaller model with the same tokenizer, which drafts; twice: both do."),
     ] = None
 
     def load_request(self) -> LoadRequest:
         """See LoadOptions."""
-        return replace(super().load_request(), draft=self.draft)
+        return replace(super().load_request(), drafts=tuple(self.draft or ()))
 
 
 @dataclass(frozen=True)

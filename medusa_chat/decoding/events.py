@@ -5,7 +5,19 @@ from typing import Any, Literal, Self
 
 VERSION = 1
 Reason = Literal["eos", "length", "stop", "context", "cancelled", "error"]
-Source = Literal["heads", "draft", "text", "both", "draft and text"]
+Source = Literal[
+    "heads",
+    "draft",
+    "text",
+    "both",
+    "draft and text",
+    "first draft",
+    "second draft",
+    "both drafts",
+    "first draft and text",
+    "second draft and text",
+    "both drafts and text",
+]
 
 
 @dataclass(frozen=True)
@@ -18,7 +30,8 @@ class DraftRecord:
     next token, "" if there is none; filled in by Answer. Values that do not exist are None.
     guesses[k]: head k's predictions, most probable first, if only a part of the tree was drafted.
     sources: what proposed each node, None for the root: the heads, a draft model, the text, or
-    "both", the heads and the text; empty if all are the drafter's own (for "auto", the heads').
+    "both", the heads and the text; of two draft models which; empty if all are the drafter's
+    own (for "auto", the heads').
     """
 
     tokens: tuple[int, ...]

@@ -16,8 +16,8 @@ from medusa_chat.messages import LoadRequest, ModelInfo
 FILE = "models.json"
 MOST = 8  # models in the list
 LONGEST = 1000  # characters of a name or a path
-NAMES = ("checkpoint", "backbone", "precision", "max_context", "draft")  # kept of a load
-PLACES = ("checkpoint", "backbone", "draft")
+NAMES = ("checkpoint", "backbone", "precision", "max_context")  # kept of a load, with drafts
+PLACES = ("checkpoint", "backbone")
 TEXTS = ("name", "made", "device")
 DAMAGE = (ValueError, KeyError, TypeError, RecursionError)  # of a file or an entry
 
@@ -44,7 +44,8 @@ class RecentModel:
         """What is kept of a load: paths from the root, as the next start may be in another
         folder, where a relative one could pass for a Hub id."""
         kept = {name: getattr(request, name) for name in NAMES}
-        return LoadRequest(**kept | {name: on_disk(kept[name]) for name in PLACES if kept[name]})
+        kept |= {name: on_disk(kept[name]) for name in PLACES if kept[name]}
+        return LoadRequest(**kept, drafts=tuple(map(on_disk, request.drafts)))
 
     def at_start(self, request: LoadRequest) -> LoadRequest:
         """The load of this model by a program that is started with `request`, whose options win;
@@ -54,7 +55,7 @@ class RecentModel:
             request,
             checkpoint=own.checkpoint,
             backbone=own.backbone,
-            draft=own.draft,
+            drafts=own.drafts,
             offline=True,
             precision=own.precision if request.precision == "auto" else request.precision,
             max_context=request.max_context or own.max_context,
@@ -63,7 +64,8 @@ class RecentModel:
     def to_json(self) -> dict[str, Any]:
         """The model as the file has it."""
         own = {name: getattr(self, name) for name in (*TEXTS, "has_ended")}
-        return {name: getattr(self.request, name) for name in NAMES} | own
+        kept = {name: getattr(self.request, name) for name in NAMES}
+        return kept | {"drafts": list(self.request.drafts)} | own
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
@@ -72,15 +74,26 @@ class RecentModel:
         texts = [values[name] for name in TEXTS]
         tokens = request["max_context"]
         named = [request["checkpoint"], request["precision"], *texts]
-        others = [text for text in (request["backbone"], request["draft"]) if text is not None]
+        drafts, backbone = _drafts(values), request["backbone"]
+        others = drafts if backbone is None else (*drafts, backbone)
         if not all(isinstance(text, str) and len(text) <= LONGEST for text in (*named, *others)):
             raise ValueError("a name is no text")
         if tokens is not None and (type(tokens) is not int or tokens < 1):
             raise ValueError("a context is no whole number")
         if not request["checkpoint"]:
             raise ValueError("a model has no name")
-        name, made, device = texts
-        return cls(LoadRequest(**request), name, made, device, values["has_ended"] is True)
+        load, (name, made, device) = LoadRequest(**request, drafts=drafts), texts
+        return cls(load, name, made, device, values["has_ended"] is True)
+
+
+def _drafts(values: Any) -> tuple[Any, ...]:
+    """What drafts beside a model of the file; before there could be two, one name or null. Raises
+    KeyError or TypeError."""
+    if "drafts" not in values:
+        return () if values["draft"] is None else (values["draft"],)
+    if not isinstance(values["drafts"], list):
+        raise TypeError("the drafters are no list")
+    return tuple(values["drafts"])
 
 
 class RecentModels:

@@ -1,10 +1,12 @@
 """The study "drafters": every drafter on the same questions. No figure of this file is a
 measurement."""
 
+from dataclasses import replace
+
 from support.checkpoints import write_checkpoint
 
 from medusa_chat.bench.answers import Question, Run
-from medusa_chat.bench.drafters import OURS, PLAIN, rows_of
+from medusa_chat.bench.drafters import OURS, PLAIN, ours, rows_of
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.messages import LoadRequest
 from medusa_chat.paths import asset
@@ -21,10 +23,22 @@ def test_our_drafters_are_timed_alone(study):
 
 
 def test_what_drafts_beside_the_model_is_timed_too(study):
-    demo = LoadRequest(draft=str(asset("demo/draft")), device="cpu", precision="fp32")
+    demo = LoadRequest(drafts=(str(asset("demo/draft")),), device="cpu", precision="fp32")
     rows = study("drafters", demo, questions=1)
     assert rows["ours, draft model: same tokens"]["value"] == 1
     assert rows["ours, draft model: tokens a step"]["value"] > 1
+
+
+def test_each_of_several_numbers_of_nodes_is_timed(context, study):
+    rows = study("drafters", questions=1, nodes=(2, 6))
+    speeds = [name for name, row in rows.items() if row["unit"] == "tokens/s"]
+    functions = ours(replace(context, nodes=(2, 6)))
+    assert speeds == list(functions)
+    sizes = {name: function.keywords["settings"].nodes for name, function in functions.items()}
+    assert sizes[PLAIN] is None
+    assert [sizes[f"ours, medusa, {n} nodes"] for n in (2, 6)] == [2, 6]
+    same = [row["value"] for name, row in rows.items() if name.endswith("same tokens")]
+    assert same == [1] * len(functions)
 
 
 def test_a_model_without_heads_has_the_drafters_that_need_none(study, tmp_path):

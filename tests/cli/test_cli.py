@@ -340,6 +340,7 @@ def test_off_a_console_windows_reads_and_writes_utf_8(monkeypatch: Any) -> None:
         (["--study", "peers"], "name each with --file FILE.gguf"),
         (["--study", "peers", "--study", "steps"], "run it alone"),
         (["--study", "steps", "--llama-bench", "sh"], "are for --study peers"),
+        (["--study", "exactness", "--nodes", "4", "--nodes", "8"], "--nodes is repeatable for"),
         (["--study", "vllm", "--vllm-heads", "nope"], "there is no folder nope"),
         (["--study", "ladder"], "paper/run.py ladder"),
         (["--shape", "7b", "--checkpoint", "demo"], "random weights"),

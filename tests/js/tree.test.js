@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { highOf, places, testedNodes } from "../../assets/js/places.js";
 import { judge } from "../../assets/js/rule.js";
-import { depthOf, markOf, stateWords } from "../../assets/js/words.js";
+import { depthOf, markOf, stateWords, tipLines } from "../../assets/js/words.js";
 
 //   0 ─ 1 ─ 3 ─ 5
 //   │   └ 4
@@ -50,6 +50,17 @@ test("with another rule the longest path passes, then the likelier one", () => {
   const all = judge(step, { epsilon: 0, delta: 0.9 });
   assert.equal(all.state, "araua"); // everything passes, by no distance that could be told
   assert.deepEqual(all.margin, [null, null, null, null, null]);
+});
+
+test("a node says which of two draft models proposed it, and whether the text did too", () => {
+  const step = { parent: [-1, 0, 0, 0], state: "arrr", source: "-fsM", rank: null, p: null, same: null };
+  const said = [1, 2, 3].map((node) => tipLines({ temperature: 0 }, step, node)[1]);
+  assert.deepEqual(said, [
+    "proposed by the first draft model",
+    "proposed by the second draft model",
+    "proposed by both draft models and the text",
+  ]);
+  assert.deepEqual([1, 2, 3].map((node) => markOf(step, node)), ["✗", "✗", "✗ ”"]);
 });
 
 test("a node says how it fared", () => {

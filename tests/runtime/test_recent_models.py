@@ -116,12 +116,23 @@ def test_a_folder_comes_back_from_another_working_folder(recent, tmp_path, monke
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "draft.gguf").touch()
     monkeypatch.chdir(tmp_path)
-    asked = LoadRequest("mine/model", backbone="owner/base", draft="draft.gguf")
+    asked = LoadRequest("mine/model", backbone="owner/base", drafts=("draft.gguf", "owner/other"))
     recent.note(asked, Loads().model)
     monkeypatch.chdir(tmp_path / "mine")
     kept = recent.last().request
     assert kept.checkpoint == str(tmp_path / "mine" / "model")
-    assert kept.draft == str(tmp_path / "draft.gguf") and kept.backbone == "owner/base"
+    assert kept.drafts == (str(tmp_path / "draft.gguf"), "owner/other")
+    assert kept.backbone == "owner/base"
+
+
+@pytest.mark.parametrize(("before", "now"), [("owner/draft", ("owner/draft",)), (None, ())])
+def test_a_list_of_when_there_was_one_drafter_is_read(recent, before, now):
+    recent.note(REAL, Loads().model)
+    values = json.loads(recent.file.read_text())
+    del values["models"][0]["drafts"]
+    values["models"][0]["draft"] = before
+    recent.file.write_text(json.dumps(values))
+    assert recent.last().request.drafts == now
 
 
 @pytest.mark.parametrize("name", ["demo", "smollm2", "owner/real"])
@@ -195,6 +206,8 @@ def test_the_list_is_short_and_has_each_model_once(recent):
         '{"models": [7]}',
         json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "max_context": "9"}]}),
         json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "checkpoint": ""}]}),
+        json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "drafts": "one"}]}),
+        json.dumps({"models": [{**RecentModel(REAL, "x").to_json(), "drafts": [7]}]}),
         "\xff",
     ],
 )

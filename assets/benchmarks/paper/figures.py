@@ -51,7 +51,7 @@ def ladder(context: PaperContext) -> Iterator[Row]:
     """Table 3: what each part of Medusa brings over plain decoding, with trees of one size."""
     heads = context.loaded.info.heads
     source = context.source
-    nodes = min(len(source), context.nodes or max(context.loaded.info.nodes, 8))
+    nodes = min(len(source), context.size or max(context.loaded.info.nodes, 8))
     shapes = {
         "heads without a tree": chain(heads),
         "dense tree": _random_dense_tree(heads, nodes, random.Random(0)),
@@ -88,7 +88,7 @@ def head_count(context: PaperContext) -> Iterator[Row]:
     """2.2.3: the first 1, 2, ... of the checkpoint's heads, each number with the tree of --nodes
     nodes that its accuracies give."""
     accuracies = rank_accuracies(context.loaded.calibration)[: context.loaded.info.heads]
-    nodes = context.nodes or max(context.loaded.info.nodes, 8)
+    nodes = context.size or max(context.loaded.info.nodes, 8)
     named: dict[str, Tree] = {}
     for count in range(1, len(accuracies) + 1):
         tree = likeliest(accuracies[:count], nodes)

@@ -117,7 +117,7 @@ def context_of(asked: argparse.Namespace) -> PaperContext:
         asked.max_new_tokens,
         note,
         questions=asked.questions,
-        nodes=asked.nodes,
+        nodes=() if asked.nodes is None else (asked.nodes,),
         settings=settings,
         **{name: getattr(asked, name) for name in FILES},
     )

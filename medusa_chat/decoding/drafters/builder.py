@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from medusa_chat.decoding.budget import Allowance
 from medusa_chat.decoding.drafters.continuation import Guess
 from medusa_chat.decoding.drafters.drafter import Candidates
-from medusa_chat.decoding.drafters.kinds import MEDUSA, Kind
+from medusa_chat.decoding.drafters.kinds import MEDUSA, WITH_TEXT, Kind
 from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import Tree
 
@@ -111,7 +111,8 @@ def _part(
             ranks.append(tree.ranks[node])
             made.append(tokens[node])
             own.append(shares[node])
-            sources.append(kind.shared if node in on_text else kind.source)
+            own_source = found.sources[node] if found.sources else kind.source
+            sources.append(WITH_TEXT[own_source] if node in on_text else own_source)
             continue
         is_first = node == count
         parents.append(places[end if is_first else node - 1])

@@ -9,6 +9,7 @@ from torch import Tensor
 from medusa_chat.decoding.budget import Allowance
 from medusa_chat.decoding.draft import Draft, Plan
 from medusa_chat.decoding.drafters.kinds import Kind
+from medusa_chat.decoding.events import Source
 from medusa_chat.decoding.tree import Tree
 
 
@@ -30,12 +31,14 @@ class Features:
 class Candidates:
     """What a drafter proposes, of which the tree builder keeps the most probable nodes. tree,
     tokens: of n nodes, the root first. shares: the drafter's probability of each given its parent
-    (that of the root is not read). passes: of the drafter that it took, for the budget."""
+    (that of the root is not read). passes: of the drafter that it took, for the budget. sources:
+    what proposed each, None for the root; empty where that is the drafter's kind.source."""
 
     tree: Tree
     tokens: Sequence[int]
     shares: Sequence[float]
     passes: float = 1.0
+    sources: Sequence[Source | None] = ()
 
 
 class Drafter(Protocol):

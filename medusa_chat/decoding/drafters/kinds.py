@@ -4,19 +4,26 @@ from dataclasses import dataclass
 
 from medusa_chat.decoding.events import Source
 
+WITH_TEXT: dict[Source | None, Source] = {  # of a node that the text proposed, too
+    "heads": "both",
+    "draft": "draft and text",
+    "first draft": "first draft and text",
+    "second draft": "second draft and text",
+    "both drafts": "both drafts and text",
+}
+
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of drafter. name: of --drafter. label: on the page. source, shared: of a node that it
-    proposed alone, and of one that the text proposed too (events.Source), None for kinds that have
-    no probabilities. needs: what a model must have for it, "heads", or its own name for what is
-    loaded beside the model; empty for nothing. missing: what to say where the model does not have
-    it. has_own_tree: whether it makes one of its own."""
+    """A kind of drafter. name: of --drafter. label: on the page. source: of a node that it proposed
+    alone (events.Source), None for kinds that have no probabilities. needs: what a model must have
+    for it, "heads", or its own name for what is loaded beside the model; empty for nothing.
+    missing: what to say where the model does not have it. has_own_tree: whether it makes one of its
+    own."""
 
     name: str
     label: str
     source: Source | None = None
-    shared: Source | None = None
     needs: str = ""
     missing: str = ""
     has_own_tree: bool = False
@@ -28,7 +35,6 @@ MEDUSA = Kind(
     "medusa",
     "Medusa",
     "heads",
-    "both",
     "heads",
     "the checkpoint has no Medusa heads: use --drafter prompt-lookup",
 )
@@ -37,7 +43,7 @@ MEDUSA = Kind(
 def _loaded(name: str, label: str, what: str) -> Kind:
     """A kind that --draft loads beside the model."""
     missing = f"no {what} is loaded: start with --draft ID|DIR|FILE"
-    return Kind(name, label, "draft", "draft and text", name, missing, has_own_tree=True)
+    return Kind(name, label, "draft", name, missing, has_own_tree=True)
 
 
 DRAFT = _loaded("draft", "Draft model", "draft model")

@@ -63,7 +63,8 @@ def _is_by_heads(draft: DraftRecord, node: int, drafter: object) -> bool:
     """Whether the heads proposed a node of a draft by this drafter, alone or with the text."""
     if not node or drafter not in (kinds.AUTO, kinds.MEDUSA.name):
         return False
-    return not draft.sources or draft.sources[node] in (kinds.MEDUSA.source, kinds.MEDUSA.shared)
+    heads = kinds.MEDUSA.source
+    return not draft.sources or draft.sources[node] in (heads, kinds.WITH_TEXT[heads])
 
 
 def text_before(answer: Answer, index: int) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def request_of(
         device=start.device,
         max_context=min(tokens, longest) if tokens and longest else tokens,
         offline=start.offline,
-        draft=start.draft if _unquoted(name) == start.checkpoint else None,
+        drafts=start.drafts if _unquoted(name) == start.checkpoint else (),
     )
 
 

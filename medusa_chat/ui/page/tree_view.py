@@ -17,6 +17,12 @@ LETTERS: dict[Source | None, str] = {  # of assets/js/words.js
     "text": "t",
     "both": "b",
     "draft and text": "e",
+    "first draft": "f",
+    "second draft": "s",
+    "both drafts": "m",
+    "first draft and text": "F",
+    "second draft and text": "S",
+    "both drafts and text": "M",
 }
 MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 JOINERS = "\u200c\u200d"  # inside a word or an emoji they are part of what one sees
@@ -30,8 +36,8 @@ def step_view(step: Step, epsilon: float | None = None) -> dict[str, Any]:
     state: a letter per node, a(ccepted), r(ejected: its parent was accepted, it was not),
     u(nreached), e(nd: the answer ended above it). margin: log(p / threshold) under typical
     acceptance; binds: a letter per node as a parent, see `binding`. same: whether the node is the
-    backbone's own token at its parent, under exact. rank counts from 1. source: a letter per node,
-    h(eads), t(ext), b(oth), "-" for the root, where the record says so. next: the text of the token
+    backbone's own token at its parent, under exact. rank counts from 1. source: a letter of LETTERS
+    per node, where the record says so. next: the text of the token
     that the backbone put behind the path, "" where it put none. Figures that do not exist
     are null, and so is a list of them; without a draft record only the numbers of the step are
     there.
