@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from support.page import CHROMIUM, ask, wait_end
+from support.page import CHROMIUM, SLOW, ask, wait_end
 
 from medusa_chat.messages import LoadRequest
 from medusa_chat.runtime.runner import WorkerProcess
@@ -81,6 +81,7 @@ def opened(request: LoadRequest) -> Iterator[Any]:
     with sync_playwright() as play:
         chrome = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = chrome.new_page(viewport=WINDOW, color_scheme="light")
+        tab.set_default_timeout(SLOW)
         tab.goto(page.url)
         tab.wait_for_selector(READY)
         print(json.dumps({"url": page.url}))
@@ -105,10 +106,17 @@ def shoot_demo(output: Path) -> None:
 
 
 def shoot_real(output: Path, file: str) -> None:
-    """An answer of SmolLM2 at full speed, at temperature 0."""
+    """An answer of SmolLM2 at full speed, with its most telling step."""
     with opened(LoadRequest("smollm2", file)) as tab:
         ask(tab, QUESTION)
         tab.wait_for_selector("svg.tree")
+        latest = tab.inner_text("#tree .counter")
+        tab.click(".answer-strip")
+        tab.wait_for_function(
+            "was => document.querySelector('#tree .counter').textContent !== was", arg=latest
+        )
+        tab.mouse.move(0, 0)
+        tab.wait_for_timeout(500)
         tab.screenshot(path=output / "screenshot-smollm2.png")
 
 

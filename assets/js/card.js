@@ -108,7 +108,7 @@ function factList(data, step, node) {
     if (rank !== null) row(`rank in ${name}`, `#${rank}`);
     if (q !== null) row("head probability", exact(q), q);
     if (q !== null && depth > 1) row("head probability along its path", exact(Number(cumulative(step, node).toPrecision(3))));
-    if (p !== null) row(`backbone probability${temperatureWords(data)}`, exact(p), p);
+    if (p !== null) row(`the model's probability${temperatureWords(data)}`, exact(p), p);
     row("entropy at its parent", nats(figure(step.entropy, parent)));
     row("threshold at its parent", exact(figure(step.threshold, parent)));
     const margin = figure(step.margin, node);
@@ -156,11 +156,11 @@ function topLists(error) {
   }
   const { data, view, node } = panel.asked;
   const at = node === 0 ? "before the root" : "at its parent";
-  box.append(topList(`Backbone's top 10 ${at}, temperature ${found.temperature}`, found.backbone_top, found.backbone_own, node));
+  box.append(topList(`The model's top 10 ${at}, temperature ${found.temperature}`, found.backbone_top, found.backbone_own, node));
   if (found.head_top.length)
     box.append(topList(`${columnName(data, view, found.head)}'s own top 10, temperature 1`, found.head_top, found.head_own, node));
   else if (node > 0 && (data.drafter === "prompt-lookup" || sourceOf(view, node) === "t"))
-    box.append(make("p", "asking", "This draft came from the text itself: there is no head to ask."));
+    box.append(make("p", "asking", "This guess came from the text itself: there is no head to ask."));
   return box;
 }
 

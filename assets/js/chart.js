@@ -79,13 +79,13 @@ export function describeChart(f) {
 
 // How often a drafted token was accepted, by its depth.
 export function drawDepths() {
+  const first = panel.shown?.parent ? columnName(panel.data, panel.shown, 1) : "depth 1";
+  const kind = first.split(" ")[0]; // one word for all rows, whatever the step that is shown has
   const rows = acceptedByDepth(panel.known).map(([tested, accepted], place) => {
     const line = make("tr");
     const share = make("td", "bar");
-    const depth = place + 1;
-    const name = panel.shown?.parent ? columnName(panel.data, panel.shown, depth) : `depth ${depth}`;
     share.append(meterOf(accepted / tested));
-    line.append(make("th", "", name), make("td", "p", percent(accepted / tested)), share);
+    line.append(make("th", "", `${kind} ${place + 1}`), make("td", "p", percent(accepted / tested)), share);
     line.append(make("td", "", `${count(accepted)} of ${counted(tested, "step")}`));
     return line;
   });
@@ -96,4 +96,4 @@ export function drawDepths() {
 
 const DEPTH_WORDS =
   "How often a token at this depth was accepted, of the steps that had accepted the one before it. " +
-  "What this taught about the cost of a step stands in the Tune tab.";
+  "What a step costs, as the answers taught it, is in the Tune tab.";

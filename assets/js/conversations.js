@@ -1,7 +1,8 @@
 // The list of conversations. The value is one JSON object: {"rows": [[id, title, Unix time, does an
 // answer run, is it pinned, title and text around a match in pieces, every second one of the search]],
 // "current": id, "title": of it, "temporary": is it, "preset": its name, "search": what is looked for, "more": are there
-// older ones, "key": of the tab, "takes": is a file taken in, "bin", "binned": see bin.js}. A row is
+// older ones, "key": of the tab, "takes": is a file taken in, "undeleted":
+// [id of a row whose deletion was refused, when], "bin", "binned": see bin.js}. A row is
 // drawn again only when it has changed, so that focus and a title that is being written stay.
 import { foot, importer } from "./backup.js";
 import { bin, drawBin, opener as binOpener } from "./bin.js";
@@ -9,7 +10,7 @@ import { blockOf } from "./block.js";
 import { close } from "./drawer.js";
 import { button, make, say, withRole } from "./elements.js";
 import { answered, tell } from "./page.js";
-import { UNTITLED, drawRow, drop, gone, rename } from "./row.js";
+import { UNTITLED, bringBack, drawRow, drop, gone, rename } from "./row.js";
 import "./system.js";
 
 // ---- the temporary chat: Gradio's own button, which posts the settings, is not shown ----
@@ -85,6 +86,7 @@ const older = button("chat-list-older", "Show older", () => ask({ more: true }))
 const rows = new Map(); // id -> {item, seen, row, isWritten}
 export let view = { rows: [], current: "", title: "", search: "", more: false };
 let waiting = 0; // the timer of the search
+let refusedAt = 0; // when the last refusal came that is drawn
 
 export function choose(id) {
   if (id !== view.current) trigger("open_conversation", { id });
@@ -172,6 +174,9 @@ function draw(line) {
   for (const id of rows.keys()) if (!wanted.has(id)) rows.delete(id);
   // What the server has taken out is in its hands: it may come back from elsewhere.
   if (!view.search) for (const id of gone) if (!wanted.has(id)) gone.delete(id);
+  const [refused, at] = view.undeleted;
+  if (at > refusedAt) bringBack(refused);
+  refusedAt = at || refusedAt;
   drawList();
   const isSearch = Boolean(view.search);
   say(empty, isSearch ? "Nothing found." : "Your conversations will be listed here.");

@@ -49,7 +49,13 @@ terms("The picture", PICTURE);
 terms("Keyboard", KEYS);
 list.append(button("", "Close", () => list.close()));
 
-const help = button("tool", "?", () => list.showModal());
+function open() {
+  list.showModal();
+  list.scrollTop = 0; // not where its button is, which has the keyboard
+  return true;
+}
+
+const help = button("tool", "?", open);
 help.title = "The picture and the keyboard";
 help.setAttribute("aria-label", "The picture and the keyboard: what you see, what each key does");
 root.replaceChildren(help, list);
@@ -117,7 +123,7 @@ function act(event) {
   if (event.altKey && !event.ctrlKey && event.code === "KeyR") return press("regenerate");
   if (!isPlain || isWriting(target)) return false;
   if (key === "/") return write();
-  if (key === "?") return !list.showModal();
+  if (key === "?") return open();
   if (key === " ") return !target.closest?.("button, a, summary, [role=button], [role=tree], svg.bars") && step(key);
   if (key === "ArrowLeft" || key === "ArrowRight") {
     return !target.closest?.(OWN_ARROWS) && step(key);

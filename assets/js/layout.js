@@ -236,7 +236,7 @@ export function drawHead(step) {
     parts.push(accepted);
   } else if (!step.parent) parts.push(make("span", "", `${step.tokens} tokens; no tree was recorded`));
   // at the pace of a GPU a time of this machine would contradict the tiles
-  if (!modelledFigures(panel.data.figures)) parts.push(make("span", "", `${number(step.ms, 1)} ms${stepSplit(step)}`));
+  if (!modelledFigures(panel.data.figures)) parts.push(timeOf(step));
   if (step !== panel.shown) {
     const rule = `ε ${panel.asIf.epsilon}, δ ${panel.asIf.delta.toFixed(3)}`;
     parts.push(make("span", "as-if", `as it would have been with ${rule}; it was ${panel.shown.accepted}+1`));
@@ -255,11 +255,17 @@ export function drawHead(step) {
   head.replaceChildren(...parts);
 }
 
+// Where there is no room for its parts, they stand in the tooltip.
+function timeOf(step) {
+  const text = `${number(step.ms, 1)} ms${stepSplit(step)}`;
+  return Object.assign(make("span", "took", text), { title: text });
+}
+
 function stepSplit(step) {
   if (!step.backbone_ms) return step.heads_ms ? ` (heads ${number(step.heads_ms, 1)})` : "";
   const rest = Math.max(0, step.ms - step.backbone_ms - step.heads_ms);
   const [a, b, c] = [step.backbone_ms, step.heads_ms, rest].map((ms) => number(ms, 1));
-  return ` = backbone ${a} + heads ${b} + rest ${c}`;
+  return ` = model ${a} + heads ${b} + rest ${c}`;
 }
 
 export function drawLegend(step) {
@@ -269,13 +275,13 @@ export function drawLegend(step) {
     return node;
   };
   const passed = isTypical(step) ? "accepted: over the threshold" : `accepted: ${own(panel.data)}`;
-  const failed = isTypical(step) ? "rejected: below it" : "rejected: its probability";
+  const failed = isTypical(step) ? "rejected: below it" : "rejected";
   const key = `${passed}|${isFolded()}|${step.state}|${step.q === null}|${step.source}|${!step.next}`;
   if (legend.dataset.key === key) return;
   legend.dataset.key = key;
   const parts = [item("accepted", "✓", passed), item("rejected", "✗", failed)];
-  if (step.next) parts.push(item("next", NEXT, "the model's next"));
-  if (!isFolded()) parts.push(item("unreached", "#2", "not reached, rank 2"));
+  if (step.next) parts.push(item("next", NEXT, "next"));
+  if (!isFolded()) parts.push(item("unreached", "#2", "not reached"));
   const isText = [...(step.source || "")].some((_, node) => isOfText(step, node));
   if (isText) parts.push(item("quoted", QUOTE, "found in the text"));
   if (step.q) parts.push(item("line", "", "head probability"));

@@ -43,9 +43,9 @@ function drawMask(svg, pen, step, wide) {
   const all = { wide: x(n) + (cell >= 11 ? 44 : 2), high: y(n) + 4 };
   const parts = [];
   const text = (content, attributes) => parts.push(draw("text", attributes, content));
-  text("query", { class: "head", x: 2, y: top - 6 });
+  text("node", { class: "head", x: 2, y: top - 6 });
   text("position", { class: "head end", x: left - 6, y: top - 6 });
-  text("prefix", { class: "head middle", x: left + prefix / 2, y: top - 18 });
+  text("before", { class: "head middle", x: left + prefix / 2, y: top - 18 });
   text(count(step.prefix), { class: "head middle", x: left + prefix / 2, y: top - 6 });
   for (let key = 0; key < n; key++) {
     const middle = x(key) + cell / 2 + 3.5;
@@ -61,7 +61,7 @@ function drawMask(svg, pen, step, wide) {
     const seen = ancestorsOf(step, node);
     const words = seen.map((at) => quoted(step.text[at])).join(" ");
     row.append(
-      draw("title", {}, `node ${node} sees the prefix and ${words}`),
+      draw("title", {}, `node ${node} sees the text before and ${words}`),
       draw("rect", { class: "back", x: 0, y: y(node), width: x(n), height: tall }),
       draw("text", { class: "mark", x: 2, y: base }, MARKS[step.state[node]]),
       draw("text", { class: "name", x: 14, y: base }, pen.cut(step.text[node], names - 18)),
@@ -94,9 +94,9 @@ function describeMask(svg, note, step) {
   const n = step.parent.length;
   say(
     note,
-    `One pass checks all ${n} nodes: every row is a query, every filled cell a key it sees. ` +
-      `Each node sees the ${count(step.prefix)} tokens before the tree and its own ancestors only, ` +
-      "and its position is the prefix plus its depth.",
+    `One pass of the model checks all ${n} nodes. A row is a node, a filled cell what it sees (attends to): ` +
+      `the ${count(step.prefix)} tokens before the tree, the nodes on its path, and itself. ` +
+      "Its position in the text is that of its depth.",
   );
   svg.setAttribute(
     "aria-label",

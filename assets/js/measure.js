@@ -6,7 +6,7 @@ function graphemes(text) {
   return segmenter ? Array.from(segmenter.segment(text), (part) => part.segment) : [...text];
 }
 
-// {widthOf, cut, setFont}. font: as in CSS, size first.
+// {widthOf, cut, setSize}, each in pixels. font: as in CSS, with its size in px.
 export function makePen(font) {
   const pen = document.createElement("canvas").getContext("2d");
   const widths = new Map();

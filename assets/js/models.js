@@ -12,6 +12,13 @@ const GROUPS = {
   gguf: "GGUF files on this disk",
   here: "More on this disk",
 };
+// What the words of a row mean, where the pointer rests on one.
+const MEANS = {
+  backbone: "the language model that the heads belong to, and that checks their guesses",
+  heads: "small networks beside the model: each guesses the token so many places ahead",
+  gated: "its page asks you to accept a licence before you may download it",
+  drafters: "other models that guess ahead for this one",
+};
 const SEARCH = { asking: "Asking the Hub …", failed: "", done: "", off: "" };
 const SIGNS = { fits: "✓", tight: "≈", large: "✗" };
 const REFRESH_MS = 600;
@@ -51,6 +58,7 @@ function words(row) {
   for (const [label, text] of row.facts) {
     const fact = make("div", "");
     fact.dataset.fact = label;
+    if (MEANS[label]) fact.title = MEANS[label];
     fact.append(make("dt", "", label), make("dd", "", text));
     facts.append(fact);
   }

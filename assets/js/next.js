@@ -29,9 +29,11 @@ function skipButton() {
   return button("skip", "show the rest of this answer now", () => show.skip());
 }
 
-function keep(conversation) {
+function keep({ conversation, temporary }) {
   store("sessionStorage", "medusa-chat", conversation); // this tab's, for a reload
-  store("localStorage", "medusa-chat", conversation); // for the next tab
+  // For the next tab, which shall not know of a temporary chat: it was an empty one of the list before.
+  const isKnown = temporary && stored("localStorage", "medusa-chat") === conversation;
+  if (!temporary || isKnown) store("localStorage", "medusa-chat", temporary ? "" : conversation);
 }
 
 // What the box held at the key or the click: what is typed before Gradio looks at it is not a part.
@@ -111,7 +113,7 @@ function take(line) {
   if (conversation) changeDraft(conversation);
   settleBox(line);
   newest = Math.max(newest, view);
-  if (conversation) keep(conversation);
+  if (conversation) keep(line);
   root.replaceChildren(...pending.map(row));
   if (pending.length && show.isOn()) root.append(skipButton());
   const names = document.documentElement.style; // of the switch beside Send

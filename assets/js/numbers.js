@@ -8,9 +8,10 @@ import { panel } from "./panel.js";
 export const figures = make("div", "figures");
 export const plain = make("p", "plain");
 export const facts = make("div", "facts");
-const PARTS_OF_A_STEP = ["backbone", "heads", "rest"];
+// The parts of a step, as they are styled and as they are called.
+const PARTS_OF_A_STEP = { backbone: "model", heads: "heads", rest: "rest" };
 const tiles = {
-  ratio: tile("times plain", "speed against plain decoding", true),
+  ratio: tile("times plain", "speed against plain decoding: tokens per step ÷ overhead", true, "plain"),
   per_step: tile("tokens/step", "the paper's acceleration rate", false),
   rate: tile("tokens/s", "decoding, without reading the prompt", false),
   ms: tile("ms/step", "mean over the steps so far", false),
@@ -18,17 +19,18 @@ const tiles = {
 const split = makeSplit();
 const context = makeContext();
 const first = fact("first token");
-const prefill = fact("prefill");
+const prefill = fact("prompt read");
 const beginning = make("div", "beginning");
 beginning.append(first.node, prefill.node);
 const measured = make("p", "measured");
 facts.append(split.node, context.node, beginning, measured);
 
-function tile(label, title, strong) {
+// name: what stands beside the value, where that is not the figure's own name.
+function tile(label, title, strong, name = label) {
   const node = make("div", strong ? "tile strong" : "tile");
   const value = make("span", "value", "–");
   const under = make("span", "under");
-  node.append(value, make("span", "label", label), under);
+  node.append(value, make("span", "label", name), under);
   node.dataset.figure = label;
   node.title = title;
   figures.append(node);
@@ -48,13 +50,13 @@ function makeSplit() {
   const node = make("div", "fact split");
   const bar = make("div", "split-bar");
   bar.setAttribute("aria-hidden", "true");
-  const parts = PARTS_OF_A_STEP.map((name) => bar.appendChild(make("i", name)));
+  const parts = Object.keys(PARTS_OF_A_STEP).map((name) => bar.appendChild(make("i", name)));
   const keys = make("div", "keys");
-  const values = PARTS_OF_A_STEP.map((name) => {
+  const values = Object.entries(PARTS_OF_A_STEP).map(([name, label]) => {
     const key = make("span", `key ${name}`);
     const value = make("b", "", "–");
     value.dataset.part = name;
-    key.append(make("i", name), `${name} `, value);
+    key.append(make("i", name), `${label} `, value);
     keys.append(key);
     return value;
   });
@@ -95,7 +97,7 @@ function drawTiles(f, on) {
   say(tiles.ratio.value, f.is_plain ? "–" : ratio);
   tiles.ratio.value.classList.toggle("under-one", on.ratio !== null && on.ratio < 1);
   const paid = on.overhead !== null && on.per_step !== null;
-  say(tiles.ratio.under, paid ? `${number(on.per_step, 2)} ÷ ${number(on.overhead, 2)} overhead` : "");
+  say(tiles.ratio.under, paid ? `${number(on.per_step, 2)} ÷ ${number(on.overhead, 2)}` : "");
   say(tiles.per_step.value, number(on.per_step, 2));
   say(tiles.per_step.under, `${count(f.steps)} step${f.steps === 1 ? "" : "s"}`);
   say(tiles.ms.value, number(on.ms, 1));
@@ -106,7 +108,7 @@ function drawTiles(f, on) {
 function drawSplit(parts) {
   split.node.classList.toggle("is-empty", !parts);
   const whole = parts ? parts.reduce((sum, part) => sum + part, 0) : 1;
-  PARTS_OF_A_STEP.forEach((_, place) => {
+  split.parts.forEach((_, place) => {
     const share = parts ? String(Math.round((100 * parts[place]) / whole)) : "0";
     if (split.parts[place].style.flexGrow !== share) split.parts[place].style.flexGrow = share;
     say(split.values[place], parts ? number(parts[place], parts[place] < 0.95 ? 2 : 1) : "–");
@@ -136,11 +138,11 @@ function drawPlain(f, isModelled) {
   plain.classList.toggle("slower", Boolean(f.slower) && !isModelled);
   let text = "";
   if (isModelled) text = measuredHere(f);
-  else if (f.is_plain) text = "This is plain decoding: the baseline the ratio is taken against.";
-  else if (f.plain === null) text = "plain: timed at the end of an answer, by its last tokens";
-  else text = `plain: ${f.plain.toFixed(1)} tokens/s, timed beside this answer`;
+  else if (f.is_plain) text = "This is plain decoding, which the others are measured against.";
+  else if (f.plain === null) text = "Plain decoding is timed right after the answer, on its last tokens.";
+  else text = `Plain decoding: ${f.plain.toFixed(1)} tokens/s, timed right after this answer.`;
   const loop = f.loop ?? null;
-  const rest = loop === null ? "" : ` It repeats itself from step ${loop + 1} on: the figures are of what stands before.`;
+  const rest = loop === null ? "" : ` From step ${loop + 1} on the answer repeats itself; the figures leave that out.`;
   say(measured, text + rest);
   say(plain, f.slower && !isModelled ? f.slower : "");
 }

@@ -67,9 +67,9 @@ export const nodes = draw("g", { role: "group" });
 export const legend = make("div", "legend");
 export const PLAIN =
   "Plain decoding: every pass of the model gives one token. There is no draft and no tree; " +
-  "this is the baseline that Medusa is measured against.";
+  "this is what drafting is measured against.";
 export const UNDRAFTED =
-  "Nothing was drafted in this step: by what the heads expected, no token was worth its time. The " +
+  "Nothing was drafted in this step: no guess was likely enough to be worth the time to check it. The " +
   "pass gave one token, as in plain decoding.";
 export const single = make("p", "single");
 export const hollow = make(
@@ -86,7 +86,7 @@ export const png = button("png", "PNG", async () => {
 png.title = "Save the drawing of this step as a picture";
 const VIEWS = {
   tree: ["Tree", "what was drafted in this step, and what the model accepted"],
-  mask: ["Mask", "which keys each node attends to"],
+  mask: ["Mask", "what each node sees: the text before it, and the nodes on its path"],
   times: ["Times", "where the time of a step goes, and the speed over the answer"],
   depths: ["Heads", "how often a drafted token was accepted, by its depth"],
   "what if": ["What if…", "the same steps on a named GPU, and with another rule"],

@@ -142,6 +142,12 @@ function offer(id, title) {
   fading = setTimeout(hide, UNDO_MS);
 }
 
+// A row whose deletion was refused: it is listed again, and nothing is offered for it.
+export function bringBack(id) {
+  gone.delete(id);
+  if (offered.delete(id)) hide();
+}
+
 function hide() {
   offered.clear();
   toast.hidden = true;

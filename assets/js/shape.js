@@ -110,9 +110,9 @@ function drawShapeMask(mask, tree, wide) {
   };
   mask.draw({ answer: JSON.stringify(tree.parent) }, step, wide);
   const words =
-    `One pass checks all ${tree.nodes} nodes: every row is a query, every filled cell a key it ` +
-    "sees. Each node sees the text before the tree and its own ancestors only, and its position is " +
-    "the text's end plus its depth. 1.2 is head 1's first prediction, then head 2's second.";
+    `One pass of the model checks all ${tree.nodes} nodes. A row is a node, a filled cell what it sees ` +
+    "(attends to): the text before the tree, the nodes on its path, and itself. " +
+    "1.2 is head 1's first guess, then head 2's second.";
   say(mask.note, words);
   mask.svg.setAttribute("aria-label", `Attention mask of ${tree.name}: ${tree.nodes} nodes`);
 }

@@ -44,7 +44,8 @@ function smallTimeline(steps) {
   const bars = [];
   for (let at = 0; at < steps.length; at += each) bars.push(Math.max(...steps.slice(at, at + each)));
   const width = bars.length * 4;
-  const size = { width, height: STRIP_HIGH, viewBox: `0 0 ${width} ${STRIP_HIGH}` };
+  // in a narrow strip thinner bars, as high
+  const size = { width, height: STRIP_HIGH, viewBox: `0 0 ${width} ${STRIP_HIGH}`, preserveAspectRatio: "none" };
   const svg = draw("svg", { class: "small-bars", "aria-hidden": "true", ...size });
   const most = Math.max(2, ...bars);
   for (let level = 1; level <= 5; level++) {

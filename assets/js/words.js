@@ -78,7 +78,7 @@ export function stateWords(data, step, node) {
     return "tested and rejected: its probability is under the threshold";
   }
   if (figure(step.same, node) === null) return state === "a" ? "accepted" : "tested and rejected";
-  return state === "a" ? `accepted: = ${own(data)}` : `tested and rejected: not ${own(data)}`;
+  return state === "a" ? `accepted: it is ${own(data)}` : `tested and rejected: not ${own(data)}`;
 }
 
 // Which side of threshold = min(ε, δ·exp(−H)) decides at a node as a parent; "" without a test.
@@ -112,7 +112,7 @@ export function depthOf(step, node) {
 
 // "head 2" where a head drafted at this depth of the step, else "depth 2".
 export function columnName(data, step, depth) {
-  if (!depth) return "base LM";
+  if (!depth) return "root";
   const isHead = (_, node) => "hb".includes(sourceOf(step, node) || "h") && depthOf(step, node) === depth;
   const byHeads = data.drafter === "medusa" || (data.drafter === "auto" && step.parent.some(isHead));
   return `${byHeads ? "head" : "depth"} ${depth}`;
@@ -133,7 +133,7 @@ export function tipLines(data, step, node) {
   if (source) lines.push(`proposed by ${source}`);
   if (rank !== null) lines.push(`${name}: rank #${rank}${q === null ? "" : `, ${percent(q)}`}`);
   const p = figure(step.p, node);
-  if (p !== null) lines.push(`backbone: ${percent(p)}`);
+  if (p !== null) lines.push(`the model: ${percent(p)}`);
   const margin = figure(step.margin, node);
   if (margin !== null)
     lines.push(`threshold ${percent(figure(step.threshold, parent))}, margin ${signed(margin)}`);

@@ -157,22 +157,27 @@ class Queue:
 
     def put(self, ticket: Ticket[Any], is_next: bool = False) -> None:
         """Append a ticket, or with is_next put it before all waiting ones. Raises UsageError if the
-        guest already has one, or if too many guests wait."""
+        guest already has an answer, or if too many of guests wait; quick ones are counted apart."""
         with self.changed:
             if ticket.guest and not is_next:
-                self._check_guest(ticket.guest)
+                self._check_guest(ticket)
             ahead = (not is_next and (ticket.guest or not other.guest) for other in self._waiting)
             self._waiting.insert(sum(1 for _ in itertools.takewhile(bool, ahead)), ticket)
             self.changed.notify_all()
 
-    def _check_guest(self, guest: str) -> None:
-        guests = [other.guest for other in self._waiting if other.guest]
-        running = self.running
-        is_running = running is not None and running.guest == guest and not running.done.is_set()
-        if is_running or guest in guests:
-            raise UsageError(ONE_ANSWER)
-        if len(guests) >= MAX_GUESTS:
+    def _check_guest(self, ticket: Ticket[Any]) -> None:
+        is_quick = isinstance(ticket.request, QUICK)
+        like = [t for t in self._waiting if t.guest and isinstance(t.request, QUICK) == is_quick]
+        if not is_quick:
+            if any(t.guest == ticket.guest for t in (*self._running_answer(), *like)):
+                raise UsageError(ONE_ANSWER)
+        if len(like) >= MAX_GUESTS:
             raise UsageError(OTHERS_WAIT)
+
+    def _running_answer(self) -> list[Ticket[Any]]:
+        now = self.running
+        is_answer = now is not None and not (isinstance(now.request, QUICK) or now.done.is_set())
+        return [now] if now is not None and is_answer else []
 
     def next_ticket(self) -> Ticket[Any] | None:
         """Take the next ticket and mark it as running; None if none waits."""

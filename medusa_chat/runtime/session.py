@@ -62,9 +62,9 @@ class Session:
         """How many requests come before this one; 0 when it runs or has ended."""
         return self._queue.position(ticket)
 
-    def has_waiting(self, kind: type[Request[Any]]) -> bool:
-        """Whether a request of this kind waits."""
-        return bool(self._queue.waiting(kind))
+    def has_waiting(self, kind: type[Request[Any]], guest: str = "") -> bool:
+        """Whether a request of this kind waits, of the guest or of the owner."""
+        return any(ticket.guest == guest for ticket in self._queue.waiting(kind))
 
     def cancel(self, ticket: Ticket[Any]) -> None:
         """Cancel a request: at once while it waits; a running answer stops at its next step, a load
@@ -76,13 +76,13 @@ class Session:
             elif ticket is self._queue.running and not ticket.done.is_set():
                 self.runner.stop()
 
-    def take_up(self, request: Request[V]) -> Ticket[V]:
-        """The ticket of an equal request that is already running, otherwise a new one."""
+    def take_up(self, request: Request[V], guest: str = "") -> Ticket[V]:
+        """The ticket of an equal request that is already running, else a new one (see submit)."""
         with self._queue.changed:
             running = self._queue.running
             if running is not None and running.request == request and not running.is_cancelled:
                 return running
-            return self.submit(request)
+            return self.submit(request, guest)
 
     def leave(self, ticket: Ticket[Any]) -> None:
         """Cancel a request while it waits. A running one continues, for `take_up`: it may be inside

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_file
@@ -26,9 +27,9 @@ from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError
 from medusa_chat.hub.catalog import known_template, model_presets
-from medusa_chat.messages import LoadRequest
+from medusa_chat.messages import LoadPhase, LoadRequest, Request
 from medusa_chat.runtime.requests import MeasureMemory, Reply
-from medusa_chat.runtime.runner import InProcess, WorkerProcess
+from medusa_chat.runtime.runner import PATIENCE, InProcess, WorkerProcess
 from medusa_chat.runtime.session import Session
 
 BASE = "someone/base"
@@ -224,6 +225,33 @@ def test_a_load_inside_one_long_call_is_ended_with_its_process(
         child.cancel(loading)
         wait_for(lambda: child.state.status == "empty")
     assert "was stopped: no model is loaded" in child.state.message
+    child.submit(LoadRequest(str(backbone)))
+    wait_for(lambda: child.state.status == "ready", 240)
+
+
+def test_a_load_that_reads_one_large_file_is_ended_within_a_second(
+    child: Session, backbone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = child.runner
+    assert isinstance(runner, WorkerProcess) and runner.pid and PATIENCE["read"] <= 1.0
+    monkeypatch.setattr("medusa_chat.runtime.runner.PATIENCE", {"find": 240, "read": 0.2})
+    ask(child, MeasureMemory())
+    os.kill(runner.pid, signal.SIGSTOP)  # it is inside one long call from here on
+    exchange = runner._exchange
+
+    def reading(request: Request[Any]) -> Iterator[Any]:
+        yield LoadPhase("resolve")
+        yield LoadPhase("read")
+        yield from exchange(request)
+
+    monkeypatch.setattr(runner, "_exchange", reading)
+    loading = child.submit(LoadRequest(str(backbone)))
+    wait_for(lambda: child.state.phase == "read")
+    with warm_starts():
+        child.cancel(loading)
+        wait_for(lambda: child.state.status == "empty")
+    assert "was stopped: no model is loaded" in child.state.message
+    monkeypatch.setattr(runner, "_exchange", exchange)
     child.submit(LoadRequest(str(backbone)))
     wait_for(lambda: child.state.status == "ready", 240)
 

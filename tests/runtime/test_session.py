@@ -14,7 +14,7 @@ from support.warm_workers import warm_workers  # noqa: F401
 from medusa_chat.decoding.events import Finished, Prefilled, Reading
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import LoadStopped, ModelError, UsageError
-from medusa_chat.messages import LoadPhase, LoadRequest, PeekRequest
+from medusa_chat.messages import CountRequest, LoadPhase, LoadRequest, PeekRequest, Request
 from medusa_chat.runtime import model_lifecycle
 from medusa_chat.runtime.requests import MAX_GUESTS, Queue, Reply, Switch, Ticket
 from medusa_chat.runtime.runner import InProcess, WorkerGone, WorkerProcess
@@ -364,6 +364,28 @@ def test_the_owner_comes_before_guests_who_have_one_request_each():
         put("one more")
     put()
     assert queue.next_ticket().guest == "" and queue.next_ticket() is second
+
+
+def test_what_guests_count_and_look_up_comes_after_the_owner_and_refuses_no_answer():
+    queue, count = Queue(), CountRequest(({"role": "user", "content": "hello"},))
+
+    def put(request: Request, guest: str = "") -> Ticket:
+        queue.put(ticket := Ticket(request, guest))
+        return ticket
+
+    theirs = [put(count, "guest 0"), put(PeekRequest((1,)), "guest 0")]
+    answer = put(Reply("hello", SETTINGS), "guest 0")  # beside the quick ones, and while one runs
+    owner = [put(count), put(Reply("hello", SETTINGS))]
+    assert [queue.next_ticket() for _ in range(3)] == [*owner, theirs[0]]
+    put(Reply("hello", SETTINGS), "guest 1")
+    with pytest.raises(UsageError, match="your earlier answer"):
+        put(Reply("hello", SETTINGS), "guest 0")
+    assert [queue.next_ticket() for _ in range(2)] == [theirs[1], answer]
+    for number in range(MAX_GUESTS):
+        put(count, f"guest {number}")
+    with pytest.raises(UsageError, match="try again in a moment"):
+        put(count, "guest 99")
+    put(Reply("hello", SETTINGS), "guest 2")
 
 
 def test_a_look_that_takes_long_is_taken_up_again_instead_of_stopped(monkeypatch):

@@ -13,6 +13,12 @@ from support.page import DESK, READY, SLOW, browser_or_skip, chromium, wait_atta
 from support.scripted import ScriptedRunner
 
 SHARED = "http://abc123.gradio.live"
+# How many modules of the page's scripts this visitor gets, and how many there are.
+MODULES = """async () => {
+  const all = [...document.querySelectorAll('link[rel=modulepreload]')];
+  const got = await Promise.all(all.map(({ href }) => fetch(href)));
+  return [got.filter(({ ok }) => ok).length, all.length];
+}"""
 
 
 def scripted(**options) -> Session:

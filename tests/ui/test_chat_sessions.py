@@ -341,7 +341,7 @@ def test_a_long_prompt_is_told_while_it_is_read_and_given_back_when_it_is_stoppe
     tab = owner()
     controller.send(tab, turn("a long story"))
     chat = controller.session_of(tab)
-    told = "prefill: reading the conversation: 3,000 of 4,000 tokens …"
+    told = "reading the conversation: 3,000 of 4,000 tokens …"
     wait_for(lambda: controller._waiting_for(chat._run.job) == told)
     job = chat._run.job
     chat.stop()

@@ -96,7 +96,7 @@ def test_what_was_chosen_for_a_model_stays_in_its_next_chats():
 
 def test_the_models_defaults_are_named():
     assert panel_of("one", temperature=0.6, top_p=0.9).words.endswith("temperature 0.6, top-p 0.9")
-    assert "names none" in panel_of("one").words and panel_of("").words == ""
+    assert "none named" in panel_of("one").words and panel_of("").words == ""
 
 
 def test_penalties_are_settings_of_the_page_as_of_the_command_line(controller):

@@ -79,7 +79,7 @@ def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
     }
     for preset in model_presets():
         row = rows[preset.id]
-        assert fact(row, "base") == (preset.base or "its own")
+        assert fact(row, "backbone") == (preset.base or "its own")
         assert fact(row, "heads")
         assert fact(row, "licence") == preset.licence
         assert [cell["precision"] for cell in row["memory"]] == ["fp32", "bf16", "int8", "nf4"]
@@ -95,7 +95,7 @@ def test_a_row_tells_what_was_looked_up_rather_than_what_the_preset_says():
         "known", Entry(preset.id, preset, detail=Detail(found)), LoadChoices(), Machine()
     )
     assert row["is_here"] and row["download"] == "nothing to download"
-    assert fact(row, "base") == "someone/else"
+    assert fact(row, "backbone") == "someone/else"
 
 
 @pytest.mark.parametrize(

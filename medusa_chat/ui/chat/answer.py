@@ -18,7 +18,7 @@ NOTES = {
     "stop": "ended by the stop string {stops}",
     "error": "stopped: {message}",
 }
-LOOP = "repeats itself from “{passage}” on: its figures are of what stands before"
+LOOP = "repeats itself from “{passage}” on; its figures leave that out"
 MOST_OF_PASSAGE = 40  # characters that are quoted of it
 Piece = tuple[str, int]  # a text, and how many tokens came in the step that gave it
 

@@ -25,7 +25,8 @@ class Tab:
     of the store it was told. has_watched: whether it knows that
     another program has asked. watched: the panel of such an answer as it was last sent; None while
     it watches none. model: the name of the one that was loaded at its last
-    view. refused: the transcript_version at which something was, and why.
+    view. refused: the transcript_version at which something was, and why. undeleted: the
+    conversation whose deletion was refused last, and when.
     """
 
     scope: str = ""
@@ -59,6 +60,7 @@ class Tab:
     watched: str | None = None
     model: str = ""
     refused: tuple[int, str] = (0, "")
+    undeleted: tuple[str, float] = ("", 0.0)
 
     def take(self) -> None:
         """What its box held was sent: the browser takes it out of the box."""

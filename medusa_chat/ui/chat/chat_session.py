@@ -199,6 +199,11 @@ class ChatSession:
                 self._run.fold(status)
 
     @property
+    def guest(self) -> str:
+        """Who asks, as the queue is told; empty for the owner."""
+        return "" if self.scope == OWNER else self.scope
+
+    @property
     def is_paced(self) -> bool:
         """Whether an answer runs that the browser shows slower than it comes."""
         return (run := self._run) is not None and run.is_paced
@@ -359,7 +364,7 @@ class ChatSession:
         transcript = kept.plus("user", text) if text else kept
         prompt = asked or transcript.prompt(inputs.system, answer.text, answer.reasoning)
         reply = Reply(prompt, inputs.settings, drops_oldest=True)
-        job = self.session.submit(reply, "" if self.scope == OWNER else self.scope)
+        job = self.session.submit(reply, self.guest)
         self.answer, self.system, self.is_running = answer, inputs.system, True
         onto = replaces.id if replaces else None
         run = (self.session, job, self.answer, text, self.transcript, inputs.is_paced, onto)

@@ -119,9 +119,8 @@ class ChatController(ConversationEvents):
     async def peek(self, tab: Tab, event: gr.EventData) -> str:
         """What the model would have said at the node the user clicked."""
         answer = self.answer_of(tab)
-        return await card_line(
-            self.session, answer, event_field(event, "step"), event_field(event, "node")
-        )
+        at = (event_field(event, "step"), event_field(event, "node"))
+        return await card_line(self.session, answer, *at, self.session_of(tab).guest)
 
     async def count(self, tab: Tab, event: gr.EventData) -> str:
         """How many tokens the message takes that is being written."""
@@ -132,7 +131,7 @@ class ChatController(ConversationEvents):
         number = whole_number(event_field(event, "asked")) or 0
         chat = self.session_of(tab)
         messages = chat.transcript.plus("user", text).prompt(chat.system)
-        return await count_line(self.session, messages, number)
+        return await count_line(self.session, messages, number, chat.guest)
 
     def continue_from(self, tab: Tab, inputs: Inputs) -> View:
         """Go on from another token of a step that is shown, in another version of its answer."""

@@ -111,7 +111,13 @@ class ConversationEvents(ChatViewer):
     def delete_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Move a conversation to the bin. An empty one is shown where it was."""
         posted = self._posted(event)
-        return self._change_list(tab, lambda: self.list.delete(tab.scope, posted.id))
+
+        def delete() -> None:
+            tab.undeleted = (str(posted.id), time.time())  # till it is done
+            self.list.delete(tab.scope, posted.id)
+            tab.undeleted = ("", 0.0)
+
+        return self._change_list(tab, delete)
 
     def restore_conversation(self, tab: Tab, event: gr.EventData) -> View:
         """Bring a conversation back from the bin, and show it where nothing else is shown."""

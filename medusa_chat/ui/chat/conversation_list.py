@@ -108,7 +108,7 @@ class ConversationList:
         self.sessions.require_own()
         added = history.add(conversations, taken) if history else None
         if added is None:
-            raise UsageError("it could not be saved, as every conversation here: see the terminal")
+            raise UsageError("nothing can be saved to this disk: the terminal says why")
         self.sessions.note_change(OWNER)
         known = f", {len(conversations) - added} here already" if added < len(conversations) else ""
         line = f"{added} conversation{'' if added == 1 else 's'} added{known}"
@@ -193,11 +193,12 @@ def list_line(
     """JSON for the list: rows of an Entry's fields; which conversation is shown, its title, whether
     it has a system prompt and is temporary, its preset; the tab's key, and whether the list takes a
     file. bin: how many lie there; binned: rows of [id, title, days left] where the tab shows it,
-    else null."""
+    else null. undeleted: [the id of a row whose deletion was refused, when]."""
     current = {"current": shown.id, "title": shown.stored.title, "system": bool(shown.system)}
     current |= {"key": tab.key, "takes": shown.scope == OWNER, "temporary": shown.is_temporary}
     now = time.time()
     rows = [[one.id, one.title, math.ceil((one.until - now) / 86400)] for one in binned]
     current["preset"] = shown.settings.get("preset", "")
+    current["undeleted"] = tab.undeleted
     current |= {"bin": len(rows), "binned": rows if tab.shows_bin else None}
     return to_line({"rows": entries, "search": tab.search, "more": is_more, **current})

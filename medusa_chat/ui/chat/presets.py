@@ -57,7 +57,7 @@ def settings_of(preset: Preset, base: Mapping[str, Any], trees: Sequence[str]) -
         values["seed"] = str(told["seed"])
     stops = told.get("stop", ())
     if any("\n" in text or "\r" in text for text in stops):
-        raise UsageError(f"preset {preset.name}: the page has no stop text with a line break")
+        raise UsageError(f"preset {preset.name}: no stop string on the page has a line break")
     if "stop" in told:
         values["stop"] = "\n".join(stops)
     if {"posterior_threshold", "posterior_alpha"} & told.keys():

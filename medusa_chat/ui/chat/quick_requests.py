@@ -75,8 +75,11 @@ def text_before(answer: Answer, index: int) -> tuple[int, ...]:
     return (*first.prompt_token_ids, *said[:-1])
 
 
-async def card_line(session: Session, answer: Answer, index: object, node: object) -> str:
-    """JSON for the card of one node: both top 10s, or {"error"}, or {"wait"}: ask again."""
+async def card_line(
+    session: Session, answer: Answer, index: object, node: object, guest: str = ""
+) -> str:
+    """JSON for the card of one node: both top 10s, or {"error"}, or {"wait"}: ask again. guest: who
+    asks, empty for the owner."""
     asked: dict[str, Any] = {"answer": answer.number, "step": index, "node": node}
     try:
         at, place = whole_number(index), whole_number(node)
@@ -84,7 +87,7 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
             raise UsageError("this step has no such node: choose another")
         request = peek_request(answer, at, place)
         require_same_model(session, answer)
-        ticket = await soon(session, request, WAIT_SECONDS)
+        ticket = await soon(session, request, WAIT_SECONDS, guest)
     except MedusaChatError as error:
         return to_line(asked | {"error": str(error)})
     if ticket.error:
@@ -104,10 +107,10 @@ async def card_line(session: Session, answer: Answer, index: object, node: objec
     )
 
 
-async def soon(session: Session, request: Request[V], seconds: float) -> Ticket[V]:
+async def soon(session: Session, request: Request[V], seconds: float, guest: str) -> Ticket[V]:
     """The ticket of a quick request once it is done, or after so many seconds as it is then: no
     request of a browser stays open for minutes."""
-    ticket = session.take_up(request)
+    ticket = session.take_up(request, guest)
     try:
         for _ in range(round(seconds / POLL_SECONDS)):
             if ticket.done.is_set():
@@ -139,17 +142,19 @@ def _row(ranked: Ranked) -> list[Any]:
     return [ranked.id, printable(ranked.text), short(ranked.probability), ranked.rank]
 
 
-async def count_line(session: Session, messages: Sequence[Message], number: int) -> str:
+async def count_line(
+    session: Session, messages: Sequence[Message], number: int, guest: str = ""
+) -> str:
     """JSON for count.js: {"message", "left"} in tokens; {"wait"} while the model is busy or
     another question waits for it; neither where nothing can be counted. number: of the question,
-    which it is told with."""
+    which it is told with. guest: who asks, empty for the owner."""
     asked = {"asked": number}
     if sum(len(message["content"]) for message in messages) > MOST_COUNTED:
         return to_line(asked)
-    if session.has_waiting(CountRequest):  # each would come before what guests wait for
+    if session.has_waiting(CountRequest, guest):  # one is enough, of however many tabs
         return to_line(asked | {"wait": True})
     try:
-        ticket = await soon(session, CountRequest(tuple(messages)), COUNT_SECONDS)
+        ticket = await soon(session, CountRequest(tuple(messages)), COUNT_SECONDS, guest)
     except MedusaChatError:  # no room in the queue, or the program ends
         return to_line(asked)
     if ticket.error:

@@ -293,7 +293,7 @@ class SettingsPanel(SettingsForm):
         if model is None:
             return ""
         own = sampling_words(model.sampling)
-        return f"Model's defaults: {own or 'it names none'}"
+        return f"Model's defaults: {own or 'none named'}"
 
     @property
     def outputs(self) -> list[gr.components.Component]:

@@ -107,7 +107,8 @@ def next_line(tab: Tab, chat: ChatSession, ask: str, view: int) -> str:
     line["model"] = named(model.name, model.backbone) if model else ""
     line["drafter"] = kinds.short_label(model.heads, model.beside) if model else ""
     line["watched"] = tab.has_watched
-    return to_line({**line, "conversation": chat.id, "guest": chat.scope != OWNER})
+    line |= {"conversation": chat.id, "temporary": chat.is_temporary}
+    return to_line({**line, "guest": chat.scope != OWNER})
 
 
 def has_watched(chat: ChatSession) -> bool:

@@ -217,7 +217,7 @@ class ChatViewer:
         if job.state == "running":
             read = job.reading
             known = f": {read.tokens:,} of {read.prompt_tokens:,} tokens" if read else ""
-            return f"prefill: reading the conversation{known} …"
+            return f"reading the conversation{known} …"
         return waiting_text(self.session.state, self.session.position(job))
 
     def _panel(self, tab: Tab, step: int | None = None, since: int = 0) -> str:

@@ -22,7 +22,7 @@ ENDS = {
     "eos": "ended by itself",
     "length": "limit of new tokens",
     "context": "context full",
-    "stop": "stop text",
+    "stop": "stop string",
 }
 
 

@@ -88,11 +88,14 @@ def _facts(entry: Entry, choices: LoadChoices, machine: Machine) -> Iterator[lis
     """[label, text] each; what nobody said is left out."""
     base, loaded = _base(entry, choices), machine.loaded
     if loaded and loaded.checkpoint == entry.id and not _is_loaded(entry, choices, machine):
-        yield ["loaded", f"on {Path(loaded.backbone).name}" if loaded.backbone else "on its base"]
+        yield [
+            "loaded",
+            f"on {Path(loaded.backbone).name}" if loaded.backbone else "on its backbone",
+        ]
     if entry.is_whole:
-        yield ["base", "its own"]
+        yield ["backbone", "its own"]
     elif base and base != entry.id:
-        yield ["base", base]
+        yield ["backbone", base]
     yield from _of_heads(entry)
     yield from _of_gguf(entry)
     if drafters := known_drafters(base or entry.id):
@@ -217,6 +220,6 @@ def _deletion(entry: Entry, freed: int) -> str:
         return (
             f"Delete the copies made of {entry.id}? It frees {gb(freed)}; the model itself stays."
         )
-    base = "" if cached.has_heads or not cached.whole else " Heads may need it as their base."
+    base = "" if cached.has_heads or not cached.whole else " Heads may need it as their backbone."
     half = "" if cached.whole else " The download is incomplete; loading it continues the download."
     return f"Delete {cached.id} from this disk? It frees {gb(freed)}.{base}{half}"

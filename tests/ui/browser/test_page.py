@@ -37,7 +37,7 @@ def test_an_answer_streams_and_its_tree_is_the_traces(served, open_tab, monkeypa
     assert "Why are you fast?" in tab.inner_text("#history .user")
     assert tab.text_content("#live-text .md") == ""
     assert tab.input_value("#box textarea") == ""
-    assert "timed beside this answer" in tab.text_content(".tree-block .measured")
+    assert "timed right after this answer" in tab.text_content(".tree-block .measured")
     if served.runner:
         assert last_answer(tab).startswith("Medusa adds a few small heads")
         last = served.runner.last[-1]
@@ -87,7 +87,7 @@ def test_plain_decoding_is_timed_beside_every_answer(served, open_tab, monkeypat
     assert tab.locator("[data-figure='times plain'] .value").inner_text() == "–"
     tab.uncheck("#vanilla input")
     ask(tab, "and now with Medusa")
-    assert re.search(r"plain: [\d.]+ tokens/s", tab.text_content(".tree-block .measured"))
+    assert re.search(r"Plain decoding: [\d.]+ tokens/s", tab.text_content(".tree-block .measured"))
     assert re.fullmatch(r"[\d.]+×", tab.locator("[data-figure='times plain'] .value").inner_text())
     keep_no_settings(tab)
 

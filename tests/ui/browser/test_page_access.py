@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.access import findings
-from support.page import READY, ask
-from support.shell import SHARED, scripted
+from support.page import READY, ask, last_answer, wait_attached
+from support.shell import MODULES, SHARED, scripted
 
 from medusa_chat.ui.app import Page, PageOptions, open_page
 
@@ -95,3 +95,8 @@ def test_the_owners_login_is_accessible_and_opens(locked, visitor):
     tab.locator("input[type=password]").fill("secret")
     tab.get_by_role("button", name="Login").click()
     tab.wait_for_selector(READY)
+    wait_attached(tab)
+    found, of = tab.evaluate(MODULES)
+    assert found == of > 50
+    ask(tab, "hello")
+    assert last_answer(tab)

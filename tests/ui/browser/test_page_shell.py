@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from support.page import READY, ask, last_answer, send, wait_end
-from support.shell import SHARED, scripted
+from support.shell import MODULES, SHARED, scripted
 from support.waiting import wait_for
 
 from medusa_chat.messages import LoadRequest
@@ -210,6 +210,8 @@ def test_share_shows_the_link_and_a_guest_has_a_chat_of_their_own(opened, visito
     assert guest.locator("#history .bot").count() == 0
     assert not guest.locator("#share").get_by_role("button").is_visible()
     assert link.password not in guest.content()
+    found, of = guest.evaluate(MODULES)
+    assert found == of > 50
     ask(guest, "a guest's words")
     assert last_answer(guest)
     assert "a guest's words" not in owner.content()

@@ -175,7 +175,7 @@ def test_a_tooltip_says_at_once_what_is_known(tab, runner):
     tab.wait_for_selector(".tip:not([hidden])")
     said = tab.inner_text(".tip")
     assert printable(step.draft.texts[node]) in said and "accepted" in said
-    assert f"rank #{step.draft.ranks[node] + 1}" in said and "backbone:" in said
+    assert f"rank #{step.draft.ranks[node] + 1}" in said and "the model:" in said
     assert len(runner.peeks) == asked
     tab.mouse.move(5, 5)
     tab.wait_for_selector(".tip", state="hidden")
@@ -497,8 +497,8 @@ def test_the_figures_add_up(tab, runner):
     assert value("context") == used
     said = tab.inner_text("[data-figure='context'] .under")
     assert f"{2048 - used:,} left" in said
-    assert value("first token") >= 50 and value("prefill") == 50
-    assert "12 tokens" in tab.inner_text("[data-figure='prefill']")
+    assert value("first token") >= 50 and value("prompt read") == 50
+    assert "12 tokens" in tab.inner_text("[data-figure='prompt read']")
 
 
 def test_a_nearly_full_context_is_said(tab, runner):
