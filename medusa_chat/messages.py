@@ -74,7 +74,7 @@ class TreeFacts:
 @dataclass(frozen=True)
 class ModelInfo:
     """The loaded model in words a status bar can show. heads: 0 without Medusa heads. backbone: its
-    Hub id or place, where that is not the checkpoint itself. draft: the names of what drafts
+    Hub id or place, where that is not the checkpoint itself. drafts: the names of what drafts
     beside it, beside: its kind.
 
     memory_bytes: what weights, heads and cache were measured to take; estimated_bytes: what the
@@ -104,7 +104,7 @@ class ModelInfo:
     memory: str = ""
     tree_facts: TreeFacts | None = None
     backbone: str = ""
-    draft: str = ""
+    drafts: tuple[str, ...] = ()
     beside: str = ""
     backend: str = ""
     template: str = ""

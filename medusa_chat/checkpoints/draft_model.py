@@ -51,10 +51,10 @@ from medusa_chat.units import number
 
 @dataclass(frozen=True)
 class ReadDraft:
-    """A drafter on its device. parameters: a 4-bit weight holds two. bytes: of its weights and its
-    cache."""
+    """A drafter on its device. names: of its files. parameters: a 4-bit weight holds two. bytes: of
+    its weights and its cache."""
 
-    name: str
+    names: tuple[str, ...]
     drafter: Drafter
     parameters: int
     bytes: int
@@ -65,7 +65,7 @@ class ReadDraft:
         """Two draft models as one. parameters: of the first, whose passes are counted."""
         cost = second.parameters / first.parameters
         return cls(
-            f"{first.name} and {second.name}",
+            (*first.names, *second.names),
             Pair(first.drafter, second.drafter, cost),
             first.parameters,
             first.bytes + second.bytes,
@@ -201,7 +201,7 @@ def _read_file(
     drafter = drafter_of(made, backbone.context, vocabulary)
     held = held_bytes(made) + drafter.nbytes
     note = f"{name} is {draft.noun} and {reading.words}"
-    return ReadDraft(name, drafter, count, held, (note,))
+    return ReadDraft((name,), drafter, count, held, (note,))
 
 
 def _read_model(
@@ -241,4 +241,4 @@ def _read_model(
         f"{draft.name} drafts, {number(count)} parameters in {own.precision}: each of its passes "
         f"runs by {by_torch.name}"
     )
-    return ReadDraft(draft.name, drafter, count, held, (note,))
+    return ReadDraft((draft.name,), drafter, count, held, (note,))

@@ -243,7 +243,7 @@ def _loaded_model(
         tree_reason="",
         memory_bytes=held_bytes(*modules) + backbone.cache.nbytes + (draft.bytes if draft else 0),
         notes=(*parts.notes, *said, *(draft.notes if draft else ())),
-        draft=draft.name if draft else "",
+        drafts=draft.names if draft else (),
         beside=draft.drafter.kind.name if draft else "",
         estimated_bytes=estimate.held if estimate else 0,
         memory=estimate.words if estimate else "",

@@ -66,7 +66,7 @@ def test_every_drafter_gives_plain_text(backbone, tmp_path, precision, writes, k
     written = writes(tmp_path / "draft", tokenizer=byte_tokenizer())
     drafts = (written,) if isinstance(written, str) else written
     model = loaded(backbone, precision=precision, drafts=drafts)
-    assert model.info.draft == " and ".join(drafts)
+    assert model.info.drafts == tuple(drafts)
     assert all(any(f"{draft}{said}" in n for n in model.info.notes) for draft in drafts)
     own = [one.name for one in kinds.kinds_of(model.info.heads, model.info.beside)]
     assert kind.name in own and len(own) == 3

@@ -56,9 +56,9 @@ def test_a_guest_sees_ten_facts_without_a_folder_or_the_log():
         tree_reason="from /home/me/tree.json",
         memory_bytes=2**20,
         notes=("read from /home/me",),
-        draft="/home/me/small",
+        drafts=("/home/me/small", "/home/you and me/tiny"),
         beside="draft",
     )
     line = details(info, is_guest=True)
     assert [fact[0] for fact in line["facts"]] == NAMES and line["notes"] == []
-    assert "/home" not in json.dumps(line) and "Draft model, small" in json.dumps(line)
+    assert "/home" not in json.dumps(line) and "Draft model, small and tiny" in json.dumps(line)

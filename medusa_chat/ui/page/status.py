@@ -152,7 +152,7 @@ def _drafters(model: ModelInfo) -> str:
     """What may draft for it, the first by --drafter auto."""
     sizes = {
         kinds.MEDUSA.name: f", {model.heads} heads",
-        model.beside: f", {without_folders(model.draft)}",
+        model.beside: f", {' and '.join(map(without_folders, model.drafts))}",
     }
     every = kinds.kinds_of(model.heads, model.beside)
     return "; ".join(f"{kind.label}{sizes.get(kind.name, '')}" for kind in every)
