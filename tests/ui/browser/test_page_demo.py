@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.page import (
+    SET_PACE,
     Served,
     ask,
     drawn_path,
@@ -62,7 +63,7 @@ def served() -> Iterator[Served]:
 def tab(served, open_tab):
     """An open tab, once the model is there, at full speed: the show has tests of its own."""
     tab = open_tab()
-    tab.select_option(".mode", "full")
+    tab.evaluate(SET_PACE, {"mode": "full"})
     yield tab
     tab.evaluate("localStorage.removeItem('medusa-chat-pace')")  # so that the tab is kept
 
