@@ -17,8 +17,14 @@ MOST = 60  # characters of a GGUF file's
 def licence_of(source: Source) -> str:
     """What the front of a repo's README says; empty where it says nothing."""
     try:
-        if "README.md" not in source.files():
-            return ""
+        return _front(source) if "README.md" in source.files() else ""
+    except ModelError:
+        return ""
+
+
+def _front(source: Source) -> str:
+    """The same of a README that may not be there, without a list of the files."""
+    try:
         front = source.read("README.md", 0, README_BYTES)
     except ModelError:
         return ""
@@ -34,7 +40,7 @@ def licence_here(found: Checkpoint) -> str:
     if preset is not None and preset.licence:
         return preset.licence
     if not found.weights.stored:
-        return licence_of(opened(found.backbone))
+        return _front(opened(found.backbone))
     header = read_gguf(opened(found.source), found.source.name)
     said = str(header.metadata.get("general.license", ""))
     return said if said.isprintable() and len(said) <= MOST else ""
