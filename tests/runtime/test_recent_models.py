@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.hub_files import WHOLE, server  # noqa: F401
+from support.hub_files import WHOLE
 from support.hub_server import Hub
 from support.scripted import ScriptedRunner
 from support.waiting import wait_for
@@ -103,7 +103,7 @@ class Fetches(Loads):
         yield from super().load(request)
 
 
-def test_a_last_model_that_was_deleted_is_not_downloaded_at_the_start(recent, server: Hub):  # noqa: F811
+def test_a_last_model_that_was_deleted_is_not_downloaded_at_the_start(recent, server: Hub):
     recent.note(LoadRequest(WHOLE), Loads().model)
     session = started(recent, Fetches())
     assert session.state.model.name == "demo" and not server.requests

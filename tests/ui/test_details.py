@@ -52,13 +52,13 @@ def test_the_licence_of_a_gguf_file_is_what_its_header_says(said, shown, tmp_pat
 
 def test_a_guest_sees_ten_facts_without_a_folder_or_the_log():
     info = ModelInfo(
-        *("/home/me/vicuna", "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
-        tree_reason="from /home/me/tree.json",
+        *("/models/vicuna", "llama", "fp16", "cpu", 7, 3, 2048, "auto", 16),
+        tree_reason="from /models/tree.json",
         memory_bytes=2**20,
-        notes=("read from /home/me",),
-        drafts=("/home/me/small", "/home/you and me/tiny"),
+        notes=("read from /models",),
+        drafts=("/models/small", "/models/you and me/tiny"),
         beside="draft",
     )
     line = details(info, is_guest=True)
     assert [fact[0] for fact in line["facts"]] == NAMES and line["notes"] == []
-    assert "/home" not in json.dumps(line) and "Draft model, small and tiny" in json.dumps(line)
+    assert "/models" not in json.dumps(line) and "Draft model, small and tiny" in json.dumps(line)
