@@ -1,6 +1,7 @@
 """reply(): answers a conversation, with its settings resolved for the loaded model."""
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from medusa_chat.decoding.budget import Budget
 from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.drafters.continuation import DEPTH
 from medusa_chat.decoding.drafters.drafter import Drafting
+from medusa_chat.decoding.drafters.kinds import Kind
 from medusa_chat.decoding.events import Finished, Prefilled, Reading, Step, Told
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import ROOT
@@ -24,7 +26,8 @@ from medusa_chat.runtime.prompt import cached_text, encode, encode_latest
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.trees.presets import load_tree
 
-DRAFTED = 6  # nodes of a draft model's tree without a budget
+DRAFTED, MOST_DRAFTED = 6, 32  # nodes of a drafter's own tree without a budget, at least, at most
+CHEAP = 1.1  # plain steps that a step of more than the least may cost
 DRAFT_EXPECTED = tuple(accumulate(0.7**n for n in range(DEPTH + 1)))  # tokens by nodes
 
 
@@ -140,7 +143,7 @@ def resolve(
         if is_open and not is_recorded:  # recorded chains have one length
             budget = loaded.budget(drafter, (1.0,), False)
     elif kind.has_own_tree:
-        tree, name, nodes = ROOT, kind.name, settings.nodes or DRAFTED
+        tree, name, nodes = ROOT, kind.name, settings.nodes or own_nodes(loaded, kind)
         if is_open and loaded.is_cut:
             budget = loaded.budget(drafter, DRAFT_EXPECTED, True, kind)
     elif settings.tree != "auto":
@@ -156,3 +159,12 @@ def resolve(
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     settings = replace(settings, drafter=drafter, tree=name, nodes=nodes, seed=seed)
     return settings, loaded.engine.drafter(settings, tree, budget, kind)
+
+
+def own_nodes(loaded: LoadedModel, kind: Kind) -> int:
+    """Nodes of a drafter's own tree where no budget cuts it: as many as cost little more than one
+    in a step, which on a GPU are many. Few of a draft model: its levels are no single layers, but
+    whole passes."""
+    if kind is kinds.DRAFT:
+        return DRAFTED
+    return max(DRAFTED, bisect_right(loaded.times.costs()[:MOST_DRAFTED], CHEAP))

@@ -7,10 +7,12 @@ from support.checkpoints import write_checkpoint
 from support.step_costs import times_of
 
 from medusa_chat.checkpoints.load import load
+from medusa_chat.decoding.drafters import kinds
 from medusa_chat.decoding.events import Step
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import UsageError
 from medusa_chat.messages import LoadRequest
+from medusa_chat.paths import asset
 from medusa_chat.runtime.reply import reply, resolve
 from medusa_chat.runtime.requests import Reply
 from medusa_chat.trees.auto_tree import auto_tree, source_tree
@@ -107,6 +109,19 @@ def test_chains_of_recorded_steps_keep_one_length(bare, monkeypatch):
     monkeypatch.setattr(loaded.engine.backend, "tries", 3, raising=False)
     settings, drafter = resolve(loaded, GenerationSettings())
     assert len(drafter.plan([7] * 9, 50).tree) == settings.nodes == 16, "whatever a node costs"
+
+
+@pytest.mark.parametrize(("cost", "nodes"), [(2.0, 6), (0.01, 11), (0.001, 32)])
+def test_a_drafters_own_tree_has_the_nodes_that_cost_little(cost, nodes, monkeypatch):
+    """Where steps are recorded: a budget cuts the others."""
+    request = LoadRequest(drafts=(str(asset("demo/draft")),), precision="fp32", device="cpu")
+    loaded = fresh(list(load(request))[-1][1], cost)
+    monkeypatch.setattr(loaded.engine.backend, "tries", 3, raising=False)
+    asked = GenerationSettings(drafter="draft")
+    assert resolve(loaded, asked)[0].nodes == 6, "each level is a pass of its own"
+    assert resolve(loaded, replace(asked, nodes=9))[0].nodes == 9
+    monkeypatch.setattr(kinds, "DRAFT", kinds.EAGLE)  # as if it were another drafter
+    assert resolve(loaded, asked)[0].nodes == nodes
 
 
 def test_every_step_teaches_what_steps_cost(shared):
