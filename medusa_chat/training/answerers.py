@@ -29,6 +29,7 @@ from medusa_chat.decoding.kv_cache import layer_shapes
 from medusa_chat.decoding.probe import common_prefix
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.errors import MedusaChatError, UsageError
+from medusa_chat.training.packed_model import KeptStates, PackedModel
 from medusa_chat.training.setup import TrainingSetup
 
 BATCH_ROWS, MOST_BATCH_ROWS = 16, 512  # prompts of a batch
@@ -88,6 +89,8 @@ def fastest_answerer(model: Any, context: int, ends: Sequence[int]) -> Answerer:
     """The fastest answerer for texts of at most `context` tokens: the C library where it runs the
     whole model, otherwise batches. Both decode many answers at once, since a row costs little
     beside the weights, which every step reads."""
+    if isinstance(model, PackedModel):
+        return NativeAnswerer(model.step, ends, kept=model.kept)
     config = model.config.get_text_config()
     # with longrope's factors of the passes that train
     fits = context <= (short_length(config.to_dict()) or context)
@@ -187,13 +190,15 @@ def _plain_generation(model: Any) -> Iterator[None]:
 @dataclass
 class Request:
     """A prompt and its answer so far. index: its place among all prompts; slot: its text's place
-    among those that are decoded side by side."""
+    among those that are decoded side by side; states: the one [d] before each token of the answer,
+    where they are kept."""
 
     index: int
     prompt: Sequence[int]
     settings: GenerationSettings
     answer: list[int] = field(default_factory=list)
     slot: int = 0
+    states: list[Tensor] = field(default_factory=list)
 
     @property
     def last_position(self) -> int:
@@ -210,9 +215,17 @@ class NativeAnswerer:
 
     name = "our engine"
 
-    def __init__(self, step: NativeStep, ends: Sequence[int], rows: int = NATIVE_ROWS) -> None:
-        """rows: most answers side by side."""
-        self.ends, self._rows, self._step = tuple(ends), rows, step
+    def __init__(
+        self,
+        step: NativeStep,
+        ends: Sequence[int],
+        rows: int = NATIVE_ROWS,
+        kept: KeptStates | None = None,
+    ) -> None:
+        """rows: most answers side by side. kept: where their hidden states go, in bf16."""
+        self.ends, self._rows, self._step, self._kept = tuple(ends), rows, step, kept
+        if kept is not None:
+            self.name = "our engine, the file as it is"  # other answers than of the unpacked one
         self._cached: Sequence[int] = ()  # the prompt whose keys and values the cache holds
 
     def answer(
@@ -222,6 +235,10 @@ class NativeAnswerer:
         ended: dict[int, list[int]] = {}
         for request in self._in_any_order(self._requests(batches, most)[skip:]):
             ended[request.index] = request.answer
+            if self._kept is not None:
+                text = tuple(request.prompt), tuple(request.answer)
+                self._kept.put(*text, torch.stack(request.states))
+                request.states.clear()
             while skip in ended:
                 yield ended.pop(skip)
                 skip += 1
@@ -300,6 +317,9 @@ class NativeAnswerer:
             drawn = rows.draw_each(scores, positions.masked_fill(is_greedy, NO_NOISE), seeds)
         for one, token in zip(going, drawn.tolist(), strict=True):
             one.answer.append(token)
+        if self._kept is not None:
+            for one, state in zip(going, hidden.bfloat16(), strict=True):
+                one.states.append(state)
 
 
 def attached_native(model: Any, context: int) -> NativeStep | None:

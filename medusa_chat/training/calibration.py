@@ -20,20 +20,25 @@ from medusa_chat import paths
 from medusa_chat.checkpoints.load import load
 from medusa_chat.checkpoints.loaded_model import LoadedModel
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.engine import Engine
 from medusa_chat.decoding.events import Finished
 from medusa_chat.decoding.heads import MedusaHeads, half_precision
 from medusa_chat.decoding.settings import GenerationSettings
 from medusa_chat.decoding.tree import Tree
 from medusa_chat.errors import ContextError, ConversationRefused, MedusaChatError, UsageError
 from medusa_chat.messages import LoadRequest
-from medusa_chat.training.answerers import BatchAnswerer, batch_rows, turn_ends
+from medusa_chat.training.answerers import (
+    BatchAnswerer,
+    answerer_of,
+    batch_rows,
+    turn_ends,
+)
 from medusa_chat.training.checkpoint_writer import renew_figures
 from medusa_chat.training.conversations import Conversation, left_out_line, read_conversations
 from medusa_chat.training.distill import Answered, DistillRecipe, answer_conversations
 from medusa_chat.training.events import Note, Stage, Written
 from medusa_chat.training.examples import Example, encode_prompt, require_template
 from medusa_chat.training.loss import LMHead, shortlist
+from medusa_chat.training.packed_model import PackedModel, for_loss, states_of
 from medusa_chat.training.setup import TrainingSetup, stages_of
 from medusa_chat.trees.calibration import CALIBRATION_FILE, TREE_NODES, AnswerRanks, Calibration
 
@@ -257,8 +262,10 @@ def _greedy_answers(
         rows=batch_rows(setup),
     )
     shutil.rmtree(folder, ignore_errors=True)  # a resumed training may answer in another way
-    # they are few and short: not worth laying the model out anew for the C pass
-    answerer = BatchAnswerer(setup.model, turn_ends(setup))
+    if isinstance(setup.model, PackedModel):
+        answerer = answerer_of(setup)
+    else:  # they are few and short: not worth laying the model out anew for the C pass
+        answerer = BatchAnswerer(setup.model, turn_ends(setup))
     events = answer_conversations(answerer, setup.tokenizer, prompts, greedy, setup.length, folder)
     answered = (event for event in events if isinstance(event, Answered))
     return [event.example for event in answered if event.example is not None]
@@ -284,16 +291,6 @@ def accuracies_of(
 
 
 @torch.inference_mode()
-def states_of(engine: Engine, ids: Tensor) -> Tensor:
-    """ids [n] int64 -> hidden states [n, d] of the engine's backbone. Empties its cache."""
-    engine.forget()
-    parts = ids.split(engine.backbone.chunk)
-    hidden = torch.cat([engine.backbone.run_chunk(part) for part in parts])
-    engine.forget()
-    return hidden
-
-
-@torch.inference_mode()
 def ranks_of(
     model: Any, heads: MedusaHeads, example: Example, listed: Sequence[int] = ()
 ) -> list[AnswerRanks]:
@@ -302,7 +299,8 @@ def ranks_of(
     where that is not among the first RANKS. listed: the tokens that are drafted, where not all are:
     the others take no rank."""
     ids = torch.tensor(example.ids, device=heads.weight.device)
-    hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+    states = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+    hidden = for_loss(model, states)
     lm_head = LogitHead(model.get_output_embeddings(), model.config.get_text_config())
     with half_precision(hidden):
         return [

@@ -65,14 +65,14 @@ def head_targets(ids: Tensor, is_label: Tensor, heads: int) -> Tensor:
 
 def run_decoder(model: Any, batch: Batch) -> Tensor:
     """Hidden states [b, t, d] after the final norm, in the model's dtype."""
-    ids = batch.ids.to(model.get_input_embeddings().weight.device)
+    ids = batch.ids.to(model.device)
     hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     return hidden
 
 
 def head_inputs(model: Any, batch: Batch, heads: int) -> HeadInputs:
     """Run the frozen backbone over a batch -> the inputs, on its device."""
-    device = model.get_input_embeddings().weight.device
+    device = model.device
     targets = head_targets(batch.ids.to(device), batch.is_label.to(device), heads)
     with torch.inference_mode():
         hidden = run_decoder(model, batch)
@@ -93,7 +93,7 @@ def caching_inputs(
     where they are kept for a training that is resumed, which reads them there. Raises UsageError
     where there is no target, MedusaChatError where the file cannot be written."""
     if file is not None and file.exists():
-        device = model.get_input_embeddings().weight.device
+        device = model.device
         return HeadInputs(**{name: one.to(device) for name, one in load_file(file).items()})
     roots, targets = list[Tensor](), list[Tensor]()
     hidden: Tensor | None = None  # filled as they come: to join them takes them twice

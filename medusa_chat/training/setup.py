@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_chat.checkpoints import devices, weights
+from medusa_chat.checkpoints import devices, native_build, weights
 from medusa_chat.checkpoints.device_plan import refuse_rounding
 from medusa_chat.checkpoints.fetch import fetch
 from medusa_chat.checkpoints.gguf_settings import with_settings
@@ -19,7 +19,7 @@ from medusa_chat.checkpoints.model_sizes import sizes
 from medusa_chat.checkpoints.tokenizer import read_tokenizer
 from medusa_chat.checkpoints.tokenizer_trial import TokenizerTrial
 from medusa_chat.decoding.backbone import LogitHead
-from medusa_chat.decoding.families import needs_eager
+from medusa_chat.decoding.families import native_supports, needs_eager
 from medusa_chat.decoding.heads import MedusaHeads
 from medusa_chat.errors import ModelError, UsageError
 from medusa_chat.messages import LoadPhase, LoadRequest
@@ -27,6 +27,7 @@ from medusa_chat.training.events import Stage
 from medusa_chat.training.examples import Example, group_by_length
 from medusa_chat.training.joint import adapter_size, is_tied
 from medusa_chat.training.loss import ROWS_AT_ONCE, ShortVocabulary
+from medusa_chat.training.packed_model import PackedModel, read_packed
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe, TrainRequest
 from medusa_chat.units import gb
@@ -55,7 +56,8 @@ class Base:
 @dataclass
 class TrainingSetup:
     """The backbone of a training. source: where its files are; length: most tokens of an example;
-    notes: what was decided and left out, for the plan; model: None until it is read."""
+    notes: what was decided and left out, for the plan; is_packed: whether a GGUF file is used as it
+    is (PackedModel); model: None until it is read."""
 
     base: Base
     source: Checkpoint
@@ -65,6 +67,7 @@ class TrainingSetup:
     precision: str
     length: int
     notes: list[str]
+    is_packed: bool = False
     model: Any = None
 
     @property
@@ -79,6 +82,14 @@ class TrainingSetup:
 
     def read_model(self) -> None:
         """Read the frozen backbone, with the fastest attention of its family."""
+        if self.is_packed:
+            self.model = read_packed(self.source.source, self.length)
+            if self.model is not None:
+                return
+            devices.release()
+            self.is_packed = False
+            self.precision, reason = devices.choose_precision("auto", self.device)
+            self.notes[:1] = [reason, *_unpacking(self.source, self.precision)]
         self.model = weights.read_model(self.source, self.config, self.precision, self.device)
         if not needs_eager(self.model):
             self.model.set_attn_implementation("sdpa")
@@ -113,6 +124,10 @@ def prepare_setup(
     config = weights.config_of(source)
     device = devices.choose_device(_device_name(request.device, group))
     precision, reason = devices.choose_precision(request.precision, device)
+    is_packed = group.size == 1 and _stays_packed(request, source, config, device)
+    if is_packed:
+        precision = source.weights.stored
+        reason = f"precision {precision}: the file as it is, since its weights stay as they are"
     base = Base(source.repo or request.backbone, None if source.repo else source.source)
     refuse_rounding(source, precision)
     source = with_settings(source)
@@ -121,8 +136,19 @@ def prepare_setup(
     tokenizer = read_tokenizer(source.settings)
     _require_teacher(request.recipe, precision)
     length = _sequence_length(request, config.get_text_config())
-    notes = [reason, *_unpacking(source, precision)]
-    return TrainingSetup(base, source, config, tokenizer, device, precision, length, notes)
+    notes = [reason, *(() if is_packed else _unpacking(source, precision))]
+    given = base, source, config, tokenizer, device, precision, length, notes
+    return TrainingSetup(*given, is_packed)
+
+
+def _stays_packed(
+    request: TrainRequest, source: Checkpoint, config: Any, device: torch.device
+) -> bool:
+    """Whether a GGUF file is used as it is: by our C on a CPU, where nothing of it is trained."""
+    is_open = request.precision == "auto" and device.type == "cpu"
+    is_frozen = request.recipe.method == "medusa-1"
+    is_known = source.weights.packed > 0 and native_supports(config.get_text_config().to_dict())
+    return is_open and is_frozen and is_known and native_build.library() is not None
 
 
 def _unpacking(source: Checkpoint, precision: str) -> Iterator[str]:
@@ -278,7 +304,9 @@ def memory_bytes(
     optimizer state of all that is trained; the largest tensors of a batch; `cached` bytes of hidden
     states. adapter: parameters of the adapter."""
     config = model.config.get_text_config()
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters())
+    frozen = devices.held_bytes(model)
+    if isinstance(model, PackedModel):
+        frozen += model.engine.backbone.cache.nbytes
     states = 2 if heads.weight.is_cuda else 8  # AdamW in 8 bit there
     trained = (sum(p.numel() for p in heads.parameters()) + adapter) * (12 + states)
     logits = 3 * 4 * ROWS_AT_ONCE * len(heads) * config.vocab_size

@@ -31,6 +31,7 @@ from medusa_chat.training.loss import (
     medusa_loss,
     top_shares,
 )
+from medusa_chat.training.packed_model import for_loss
 from medusa_chat.training.process_group import ALONE, ProcessGroup
 from medusa_chat.training.recipe import Recipe
 
@@ -108,6 +109,7 @@ def train_heads(
         batches = ((step, head_inputs(model, collate(rows), len(heads))) for step, rows in streamed)
 
     def loss(step: int, inputs: HeadInputs, group: ProcessGroup = group) -> HeadLosses:
+        inputs = inputs._replace(hidden=for_loss(model, inputs.hidden))
         if short is None:
             return medusa_loss(heads, lm_head, inputs, recipe.decay, group=group)
         inputs = inputs._replace(targets=short.columns(inputs.targets))

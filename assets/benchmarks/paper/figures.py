@@ -27,8 +27,8 @@ from medusa_chat.bench.rows import Row, row, unmeasured
 from medusa_chat.decoding.settings import MAX_NODES, GenerationSettings
 from medusa_chat.decoding.tree import ROOT, Tree
 from medusa_chat.training import hardware as hardware_model
-from medusa_chat.training.calibration import states_of
 from medusa_chat.training.hardware import GPUS, SHAPES, attention, linear
+from medusa_chat.training.packed_model import states_of
 from medusa_chat.trees.auto_tree import rank_accuracies
 from medusa_chat.trees.expected_length import likeliest
 from medusa_chat.trees.shapes import cartesian, chain
