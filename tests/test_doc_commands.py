@@ -126,8 +126,8 @@ ELSEWHERE = {
     "medusa-chat bench --study peers": LONG,
     "medusa-chat bench --study drafters --checkpoint qwen-coder-0.5b --backbone FILE.gguf "
     "--prompts FILE.jsonl --questions 16 --max-new-tokens 96 --rounds 1": LONG,
-    "medusa-chat generate --checkpoint qwen2.5-coder-1.5b-instruct.Q4_K_M.gguf "
-    "--draft qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf --drafter draft": LONG,
+    "medusa-chat bench --study drafters --checkpoint qwen-coder --backbone FILE.gguf --draft "
+    "SMALLER.gguf --prompts FILE.jsonl --questions 8 --max-new-tokens 96 --rounds 1": LONG,
     "medusa-chat bench --study steps": LONG,
     "medusa-chat bench --study vllm": LONG,
     "medusa-chat bench --study vllm --checkpoint smollm2 --backbone FILE.gguf "

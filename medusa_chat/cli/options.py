@@ -92,7 +92,7 @@ class LoadOptions:
         str | None,
         value(
             PLACE,
-            "Hub id, folder, GGUF file, smollm2, qwen-coder-0.5b. Default: backbone, else demo.",
+            "Hub id, folder, GGUF file, smollm2, qwen-coder. Default: backbone, else demo.",
         ),
     ] = None
     backbone: Backbone = None

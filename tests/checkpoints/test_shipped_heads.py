@@ -69,6 +69,8 @@ def test_a_backbone_is_known_by_its_name_however_its_weights_are_stored(shipping
 )
 def test_a_base_that_is_a_gguf_file_on_the_hub_is_known_by_its_model(name, fits):
     assert is_of(model_preset("qwen-coder-0.5b"), name) == fits
+    larger = name.replace("0.5", "1.5")
+    assert is_of(model_preset("qwen-coder"), larger) == (fits or larger == name)
 
 
 @pytest.mark.parametrize("preset", [p for p in model_presets() if p.ships], ids=lambda p: p.id)
@@ -76,7 +78,7 @@ def test_heads_that_ship_fit_the_backbone_that_their_preset_names(preset):
     folder = shipped_folder(preset.id)
     config = shape(preset.shape)
     heads = survey(LocalFolder(folder)).heads
-    assert heads.heads == preset.heads and heads.layers == 2 and heads.root
+    assert heads.heads == preset.heads and heads.layers in (1, 2) and heads.root
     assert heads.hidden == config["hidden_size"] and heads.lm == "shared"
     assert (
         json.loads((folder / "config.json").read_text())["base_model_name_or_path"] == preset.base
@@ -86,7 +88,8 @@ def test_heads_that_ship_fit_the_backbone_that_their_preset_names(preset):
     listed = found.shortlist
     assert list(listed) == sorted(set(listed)) and 0 <= listed[0]
     assert 1_000 < len(listed) < config["vocab_size"] // 2 and listed[-1] < config["vocab_size"]
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 25_000_000
+    most = 45_000_000 if preset.id == "qwen-coder" else 25_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) < most
     assert (folder / "recipe.toml").is_file()
     assert found_heads(preset.base.rpartition("/")[2], config) == preset.id
 

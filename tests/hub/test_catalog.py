@@ -142,6 +142,8 @@ def test_a_repo_and_its_base_get_the_template_they_lack() -> None:
 def test_the_drafters_of_a_model_are_found_by_its_repo_and_its_gguf_files(name: str) -> None:
     kinds = {drafter.kind for drafter in known_drafters(name)}
     assert {"DFlash", "DSpark", "EAGLE-3", "JetSpec", "draft model"} <= kinds
+    of_gpt_oss = {drafter.kind for drafter in known_drafters("openai/gpt-oss-20b")}
+    assert of_gpt_oss == {"DFlash", "EAGLE-3", "EAGLE-3.1", "JetSpec"}
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-80B", "demo", "", "Qwen/Qwen3-8B-Base", "x/Qwen3"])

@@ -73,7 +73,8 @@ def fact(row: dict, label: str) -> str | None:
 
 def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
     rows = {row["id"]: row for row in json.loads(first_rows())["rows"]}
-    assert list(rows)[:3] == ["smollm2", "qwen-coder-0.5b", "demo"] and set(rows) == {
+    first = ["smollm2", "qwen-coder", "qwen-coder-0.5b", "demo"]
+    assert list(rows)[:4] == first and set(rows) == {
         "demo",
         *(p.id for p in model_presets()),
     }
@@ -204,14 +205,14 @@ def test_heads_for_a_gguf_file_on_the_hub_are_one_with_its_repo():
     repo = base.rpartition("/")[0]
     cached = [hub.CachedModel(repo, 491_000_000, 0, True, False, "main", None, 0.0)]
     groups = grouped(LoadChoices(), model_presets(), cached, [])
-    entry = groups.known[1]
+    entry = groups.known[2]
     row = row_view("known", entry, LoadChoices(), Machine())
     said = "Qwen2.5 Coder 0.5B: writes small programs, 491 MB, heads ship with medusa-chat"
     assert row["title"] == said and row["page"].endswith(repo)
     assert groups.here == [] and row["delete"] == "Delete 491 MB"
     assert entry.key(None) == CheckpointKey("qwen-coder-0.5b", base)
     local = [LocalGguf("/models/qwen2.5-coder-0.5b-instruct.Q8_0.gguf", 9, "LM Studio")]
-    beside = grouped(LoadChoices(), model_presets(), [], [], local).known[1]
+    beside = grouped(LoadChoices(), model_presets(), [], [], local).known[2]
     assert beside.key(None) == CheckpointKey("qwen-coder-0.5b", local[0].path)
 
 
