@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medusa_chat import paths
 from medusa_chat.checkpoints.load import load
@@ -330,6 +330,8 @@ def ranks_after(
     answer's n tokens."""
     tokens = torch.tensor(listed, dtype=torch.long, device=hidden.device)
     short = lm_head.rows(tokens) if listed and isinstance(lm_head, LogitHead) else None
+    if short is not None and hidden.dtype == torch.float32 and type(short.linear) is nn.Linear:
+        short.linear.float()  # of weights in 16 bits, whose products C sums in fp32
     roots = torch.tensor(answer, dtype=torch.long, device=hidden.device)
     parts = []
     for states, some in zip(hidden.split(ROWS), roots.split(ROWS), strict=True):
