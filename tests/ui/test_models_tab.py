@@ -15,9 +15,9 @@ from support.waiting import wait_for
 
 from medusa_chat import hub
 from medusa_chat.checkpoints.inspection import Inspection
-from medusa_chat.checkpoints.memory_needs import Estimate
+from medusa_chat.checkpoints.memory_needs import PLAIN_CPU, Estimate
 from medusa_chat.errors import ModelError, UsageError
-from medusa_chat.gguf_files import LocalGguf
+from medusa_chat.gguf_files import LocalGguf, is_gguf
 from medusa_chat.hub.catalog import model_preset, model_presets
 from medusa_chat.hub.client import hub_errors
 from medusa_chat.messages import DeviceMemory, LoadPhase, LoadRequest
@@ -31,7 +31,14 @@ from medusa_chat.ui.models.checkpoint_lookup import CheckpointKey, Detail, Memor
 from medusa_chat.ui.models.controller import ModelsController
 from medusa_chat.ui.models.entries import Entry, grouped
 from medusa_chat.ui.models.load_form import LoadChoices, choices_of, request_of
-from medusa_chat.ui.models.memory_fit import Machine, cells, estimates, fit_of, warning
+from medusa_chat.ui.models.memory_fit import (
+    Machine,
+    cells,
+    estimates,
+    fit_of,
+    precision_taken,
+    warning,
+)
 from medusa_chat.ui.models.model_catalog import ModelCatalog
 from medusa_chat.ui.models.picker import (
     LoadProgress,
@@ -83,7 +90,8 @@ def test_every_preset_is_shown_at_once_with_all_its_figures_and_no_network():
         assert fact(row, "backbone") == (preset.base or "its own")
         assert fact(row, "heads")
         assert fact(row, "licence") == preset.licence
-        assert [cell["precision"] for cell in row["memory"]] == ["fp32", "bf16", "int8", "nf4"]
+        rounded = [] if is_gguf(preset.base or "") else ["int8", "nf4"]  # a file is not rounded
+        assert [cell["precision"] for cell in row["memory"]] == ["fp32", "bf16", *rounded]
         assert all(cell["size"] for cell in row["memory"])
         if preset.bytes:
             assert row["download"].startswith("about ")
@@ -140,6 +148,16 @@ def test_a_row_is_estimated_for_this_device_looked_up_or_not(tmp_path):
         look_up(CheckpointKey("demo"), False, MemoryTarget(d)).report for d in ("cuda", "cpu")
     )
     assert there.memory["nf4"].gaps and not here.memory["nf4"].gaps
+
+
+def test_heads_for_a_gguf_file_tell_before_a_download_what_it_takes_as_it_is():
+    target = MemoryTarget("cpu", PLAIN_CPU._replace(has_compiler=True))
+    needed = estimates(None, model_preset("qwen-coder"), None, target)
+    assert list(needed) == ["Q4_K_M", "fp32", "bf16", "fp16"]
+    small = Machine(DeviceMemory("cpu", 3 * GB, 8 * GB), target)
+    assert precision_taken(needed, small, "auto") == "Q4_K_M"
+    held = 1.84 * GB  # what a program that had loaded this file held
+    assert needed["Q4_K_M"].total == pytest.approx(held, rel=0.1)
 
 
 def test_each_fit_has_a_word_and_not_only_a_colour():

@@ -1,18 +1,21 @@
 """Fit: how much memory a checkpoint would take, and whether that is free. No gradio."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from medusa_chat.checkpoints.inspection import NODES, PRECISIONS, Inspection
+from medusa_chat.checkpoints.layouts.folders import BackboneFiles
 from medusa_chat.checkpoints.memory_needs import (
     Estimate,
     automatic_precision,
-    estimate,
     has_int8,
     measured,
 )
+from medusa_chat.checkpoints.memory_needs import estimates as estimates_of
 from medusa_chat.checkpoints.model_sizes import sizes
+from medusa_chat.gguf_files import is_gguf
 from medusa_chat.hub import gb
 from medusa_chat.hub.catalog import ModelPreset, shape
 from medusa_chat.messages import DeviceMemory, LoadRequest
@@ -55,31 +58,36 @@ def estimates(
         return {p: parts.at_context(full, tokens) for p, parts in report.memory.items()}
     if preset is None or preset.shape is None:
         return {}
-    return {p: _of_preset(preset, p, context, target) for p in PRECISIONS}
-
-
-def _of_preset(
-    preset: ModelPreset, precision: str, context: int | None, target: MemoryTarget
-) -> Estimate:
-    config = shape(preset.shape or "")
-    model = sizes(config)
+    files = _files_of(preset)
+    model = sizes(files.config)
+    tokens = min(context or model.context, model.positions)
     heads = preset.heads or HEADS_UNKNOWN
     rows = 0 if preset.layout == "B" else model.vocabulary  # B shares the backbone's LM head
     weights = heads * model.hidden * (model.hidden + rows)
     if preset.base and preset.bytes:
         weights = preset.bytes // 2  # they are kept in 16 bit
-    tokens = min(context or model.context, model.positions)
-    parts = estimate(config, None, precision, tokens, NODES, *target)
-    return replace(parts, heads=weights * (4 if precision == "fp32" else 2))
+    found = estimates_of(files, None, tokens, NODES, *target)
+    return {
+        precision: replace(parts, heads=weights * (4 if precision == "fp32" else 2))
+        for precision, parts in found.items()
+    }
 
 
-def precision_taken(
-    needed: Mapping[str, Estimate], report: Inspection | None, machine: Machine, asked: str
-) -> str:
+def _files_of(preset: ModelPreset) -> BackboneFiles:
+    """The backbone's files, as far as a preset tells: of a GGUF file the name says its types."""
+    config, size = shape(preset.shape or ""), preset.base_bytes or 0
+    files = BackboneFiles("", config, (), (), size, True)
+    if not preset.base or not is_gguf(preset.base):
+        return files
+    stored = re.split(r"[-.]", preset.base)[-2].upper()
+    return replace(files, stored=stored, packed=size, table=size)  # its table is in blocks, too
+
+
+def precision_taken(needed: Mapping[str, Estimate], machine: Machine, asked: str) -> str:
     """The precision that a load takes: as asked, or what auto is; empty while that is unknown."""
     if asked != "auto" or machine.memory is None:
         return "" if asked == "auto" else asked
-    stored = report.stored if report is not None else ""
+    stored = next((p for p in needed if p not in PRECISIONS), "")  # a GGUF file as it is
     return automatic_precision(needed, machine.memory, machine.target.cpu, stored)
 
 

@@ -31,7 +31,7 @@ def row_view(group: str, entry: Entry, choices: LoadChoices, machine: Machine) -
     """Everything that one row shows before any click."""
     context = choices.context or machine.context
     needed = estimates(entry.report, entry.preset, context, machine.target)
-    taken = precision_taken(needed, entry.report, machine, choices.precision)
+    taken = precision_taken(needed, machine, choices.precision)
     memory = cells(needed, machine, taken)
     freed = 0 if entry.names & machine.in_use else _freed(entry)
     is_away = _is_away(entry, choices, machine)
