@@ -15,18 +15,43 @@
 #endif
 #define LARGEST 127.0f
 
-/* 32 inputs of a row, a line of the cache or two: numbers, their scale, their sum times it, of all and of
-   each half, and less the numbers' sums. */
+/* 32 inputs of a row, a line of the cache: numbers, their scale, their sum times it, of all and of each
+   half, and less the numbers' sums. Where numbers of 8 bits are multiplied in pairs of 16 a second line
+   has them so, of every four first the even ones. */
 typedef struct {
     int8_t numbers[STEP];
     float scale, total, totals[2];
-    int32_t less, lesses[2], unused;
-#if defined(PAIRED_DOT)
-    int16_t pairs[STEP]; /* of every four numbers first the even ones */
-#endif
+    int32_t less, lesses[2];
+    int32_t both; /* lesses, of 16 bits each */
 } Line;
 
-static ptrdiff_t lines_of(const Product *p) { return (ptrdiff_t)p->rows * (p->ins / STEP); }
+/* How the numbers of a step are summed: of 32 inputs at once or of 16 and 16 (halves), `run` words of
+   them within 16 bits (0: of 8 bits, with signs), times scales of their own or not, and with floors, or
+   else from less than 0 on, so that the number that stands for 0, which is 1 << shift, counts nothing. */
+typedef struct {
+    int run, halves, has_scales, has_floor;
+} Way;
+
+/* How a format is summed; its numbers are up to 15, 31 or 63. */
+INLINE Way way_of(const Format f) {
+    const int halves = f.parts == 16, is_signed = f.values || f.bits == 8;
+    const int run = is_signed ? 0 : f.bits == 6 ? 2 : f.bits == 5 || halves ? 4 : 8;
+    return (Way){run, halves, has_scales(f), f.has_floor};
+}
+
+/* The power of two that stands for 0. */
+INLINE int shift_of(const Format f) {
+    return __builtin_ctz((f.values || f.bits == 8 ? SIGN : f.zero) | 256u);
+}
+
+/* Lines of 32 inputs. */
+INLINE int lines_each(Way way) { return HAS_PAIRS && way.run == 0 ? 2 : 1; }
+
+int lines_of_step(const Weights *w) { return lines_each(way_of(*format_of(w->kind))); }
+
+static ptrdiff_t lines_of(const Product *p) {
+    return (ptrdiff_t)p->rows * (p->ins / STEP) * lines_of_step(&p->weights);
+}
 
 /* Behind x: a panel's outputs [rows, PANEL]. */
 static float *outputs_at(const Product *p) { return (float *)((Line *)p->x + lines_of(p)); }
@@ -35,8 +60,8 @@ size_t counted_room(const Product *p) {
     return (size_t)lines_of(p) * sizeof(Line) + (size_t)p->rows * PANEL * 4;
 }
 
-/* 32 inputs to whole numbers. What is no number makes the scale none. */
-static void count_line(const float *x, Line *to) {
+/* 32 inputs to whole numbers in one line or two. What is no number makes the scale none. */
+static void count_line(const float *x, int lines, Line *to) {
     typedef int8_t few __attribute__((vector_size(LANES), aligned(1), may_alias));
     vec most = all(0.0f), sizes = all(0.0f), sums[2] = {all(0.0f), all(0.0f)};
     for (int k = 0; k < STEP; k += LANES) {
@@ -53,9 +78,9 @@ static void count_line(const float *x, Line *to) {
         *(few *)(to->numbers + k) = __builtin_convertvector(whole, few);
         sums[k / (STEP / 2)] += near;
     }
-#if defined(PAIRED_DOT)
-    for (int k = 0; k < STEP; k++) to->pairs[k] = to->numbers[k / 4 * 4 + k % 2 * 2 + k % 4 / 2];
-#endif
+    int16_t *pairs = (int16_t *)(to + 1);
+    for (int k = 0; k < STEP && lines > 1; k++)
+        pairs[k] = to->numbers[k / 4 * 4 + k % 2 * 2 + k % 4 / 2];
     to->scale = scale;
     for (int h = 0; h < 2; h++) {
         const float sum = total(sums[h]);
@@ -64,84 +89,114 @@ static void count_line(const float *x, Line *to) {
     }
     to->total = total(sums[0] + sums[1]) * scale;
     to->less = to->lesses[0] + to->lesses[1];
+    to->both = (int32_t)((uint32_t)to->lesses[1] << 16 | ((uint32_t)to->lesses[0] & 0xffff));
 }
 
 void round_counted(const Product *p, const float *x) {
+    const int lines = lines_of_step(&p->weights);
     Line *to = (Line *)p->x;
-    for (ptrdiff_t i = 0; i < lines_of(p); i++) count_line(x + i * STEP, to + i);
+    for (ptrdiff_t i = 0; i < (ptrdiff_t)p->rows * (p->ins / STEP); i++)
+        count_line(x + i * STEP, lines, to + i * lines);
 }
-
-/* How the numbers of a step are summed: of 32 inputs at once or of 16 and 16, `run` words of them
-   within 16 bits (0: of 8 bits, with signs), and with floors, or else from less than 0 on, so
-   that the number that stands for 0, which is 1 << shift, counts nothing. */
-typedef struct {
-    int run, halves, has_floor;
-} Way;
 
 #define EACH _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 #define OUTS _Pragma("GCC unroll 2") for (int v = 0; v < vectors; v++)
 
-/* What stands before the sums of rows over the words of a step's half, or of all (h < 0). */
-INLINE wide_ints begun(const Line *x, int h, int shift, Way way) {
-    if (way.has_floor || (way.run == 0 && SIGN == 0)) return all_ints(0);
-    return all_ints(h < 0 ? x->less : x->lesses[h]) << shift;
-}
+#define WORD(R, G) all_ints(((const int32_t *)x[(R) * apart].numbers)[G])
 
-/* The sums of rows over a step of x, or over its half h: of `vectors` of outputs, whose words are at
-   w, `next` vectors from one to the next. */
-INLINE void add_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const Line *x,
-                      ptrdiff_t apart, int h, int shift, int rows, int vectors, Way way) {
-    const int count = h < 0 ? STEP / 4 : STEP / 8, from = h > 0 ? count : 0;
-    w += from * next;
-#define WORD(R, G) all_ints(((const int32_t *)x[(R) * apart].numbers)[from + (G)])
-#if defined(PAIRED_DOT)
+#if HAS_PAIRS
+/* Adds to the sums of rows `count` words from `from` on, times their part's scales. */
+INLINE void add_pairs(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
+                      const Line *x, ptrdiff_t apart, int from, int count, int rows, int vectors,
+                      Way way) {
     const int run = way.run;
-    _Pragma("GCC unroll 8") for (int g = 0; g < count && !run; g++) {
-        typedef int16_t pairs __attribute__((vector_size(4 * WIDTH)));
-        wide_ints even[2], odd[2];
-        OUTS {
-            const pairs both = (pairs)w[g * next + v];
-            even[v] = (wide_ints)(both << 8 >> 8), odd[v] = (wide_ints)(both >> 8);
-            HOLD(even[v]);
-            HOLD(odd[v]);
-        }
-        EACH {
-            const int32_t *by = (const int32_t *)x[r * apart].pairs + 2 * g;
-            const wide_ints low = all_ints(by[0]), high = all_ints(by[1]);
-            OUTS {
-                wide_ints *sum = sums + 2 * r + v;
-                *sum = dot_pairs(dot_pairs(g ? *sum : all_ints(0), even[v], low), odd[v], high);
-                HOLD(*sum);
+    const wide_ints ones = all_ints(0x00010001);
+    _Pragma("GCC unroll 8") for (int g = from; g < from + count; g += run) {
+        wide_ints pairs[2 * MOST_ROWS], ours[2][2];
+        if (run == 2) OUTS { /* both words stay in registers for all rows */
+                ours[0][v] = w[g * next + v], ours[1][v] = w[(g + 1) * next + v];
+                HOLD(ours[0][v]);
+                HOLD(ours[1][v]);
             }
-        }
-    }
-    _Pragma("GCC unroll 8") for (int g = 0; g < count && run; g += run ? run : 1) {
-        wide_ints pairs[2 * MOST_ROWS];
-        _Pragma("GCC unroll 8") for (int i = 0; i < run; i++) {
-            wide_ints ours[2];
+        _Pragma("GCC unroll 8") for (int i = 0; i < run && run > 2; i++) {
             OUTS {
-                ours[v] = w[(g + i) * next + v];
-                HOLD(ours[v]);
+                ours[0][v] = w[(g + i) * next + v];
+                HOLD(ours[0][v]);
             }
             EACH {
                 const wide_ints by = WORD(r, g + i);
                 OUTS {
                     wide_ints *to = pairs + 2 * r + v;
-                    const wide_ints found = pairs_of(ours[v], by);
+                    const wide_ints found = pairs_of(ours[0][v], by);
                     *to = i ? plus_pairs(*to, found) : found;
                     HOLD(*to);
                 }
             }
         }
         EACH OUTS {
-            wide_ints *sum = sums + 2 * r + v;
-            *sum = plus_both(g ? *sum : all_ints(0), pairs[2 * r + v]);
+            wide_ints *sum = sums + 2 * r + v, *of = pairs + 2 * r + v;
+            if (run == 2)
+                *of = plus_pairs(pairs_of(ours[0][v], WORD(r, g)),
+                                 pairs_of(ours[1][v], WORD(r, g + 1)));
+            *sum += both_of(*of, way.has_scales ? scales[v] : ones);
+            HOLD(*sum);
         }
     }
-    EACH OUTS sums[2 * r + v] += begun(x + r * apart, h, shift, way);
+}
+
+/* The sums of rows over a step of x, its parts' times their scales. */
+INLINE void sum_pairs(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
+                      ptrdiff_t part, const Line *x, ptrdiff_t apart, int shift, int rows, int vectors,
+                      Way way) {
+    typedef int16_t shorts __attribute__((vector_size(4 * WIDTH)));
+    const int is_centred = !way.has_floor, count = STEP / 4 / (1 + way.halves);
+    wide_ints both[2]; /* the scales of the halves */
+    if (is_centred && way.has_scales) OUTS {
+            both[v] = (scales[v] & 0xffff) | (scales[part + v] & ~0xffff);
+            both[v] = (wide_ints)((shorts)both[v] << shift);
+            HOLD(both[v]);
+        }
+    EACH {
+        const Line *of = x + r * apart;
+        OUTS sums[2 * r + v] = !is_centred       ? all_ints(0)
+                               : !way.has_scales ? all_ints(of->less) << shift
+                                                : both_of(both[v], all_ints(of->both));
+    }
+    for (int h = 0; h <= way.halves; h++)
+        add_pairs(sums, w, next, scales + h * part, x, apart, h * count, count, rows, vectors, way);
+}
+#endif
+
+/* The sums of rows over half h of a step of x, or over all of it (h < 0): of `vectors` of outputs, whose
+   words are at w, `next` vectors from one to the next. */
+INLINE void sum_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const Line *x,
+                      ptrdiff_t apart, int h, int shift, int rows, int vectors, Way way) {
+    const int count = h < 0 ? STEP / 4 : STEP / 8, from = h > 0 ? count : 0;
+    const int is_less = !way.has_floor && (way.run || SIGN);
+    EACH {
+        const Line *of = x + r * apart;
+        OUTS sums[2 * r + v] = all_ints(!is_less ? 0 : h < 0 ? of->less : of->lesses[h]) << shift;
+    }
+    _Pragma("GCC unroll 8") for (int g = from; g < from + count; g++) {
+#if HAS_PAIRS
+        typedef int16_t shorts __attribute__((vector_size(4 * WIDTH)));
+        wide_ints even[2], odd[2];
+        OUTS {
+            const shorts both = (shorts)w[g * next + v];
+            even[v] = (wide_ints)(both << 8 >> 8), odd[v] = (wide_ints)(both >> 8);
+            HOLD(even[v]);
+            HOLD(odd[v]);
+        }
+        EACH {
+            const int32_t *by = (const int32_t *)(x + r * apart + 1) + 2 * g;
+            const wide_ints low = all_ints(by[0]), high = all_ints(by[1]);
+            OUTS {
+                wide_ints *sum = sums + 2 * r + v;
+                *sum = *sum + both_of(even[v], low) + both_of(odd[v], high);
+                HOLD(*sum);
+            }
+        }
 #else
-    EACH OUTS sums[2 * r + v] = begun(x + r * apart, h, shift, way);
-    _Pragma("GCC unroll 8") for (int g = 0; g < count; g++) {
         wide_ints ours[2];
         OUTS {
             ours[v] = w[g * next + v];
@@ -154,28 +209,39 @@ INLINE void add_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const
                 HOLD(sums[2 * r + v]);
             }
         }
-    }
 #endif
+    }
 }
 
 /* What 32 inputs add to the outputs of rows, of `vectors` of outputs. Scales and floors of the second
-   half stand `part` vectors behind the first. All but pointers are constants where it is called. */
-INLINE void add_step(wide *out, const wide_ints *w, ptrdiff_t next, const wide *scales,
-                     const wide *floors, ptrdiff_t part, const Line *x, ptrdiff_t apart, int shift,
-                     int rows, int vectors, Way way) {
+   half stand `part` vectors behind the first. All but pointers are constants where it is called.
+
+   Sums times scales of parts are whole numbers that fp32 holds, or their sum is rounded once: the same
+   on every CPU. */
+INLINE void add_step(wide *out, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
+                     const wide *own, const wide *floors, ptrdiff_t part, const Line *x,
+                     ptrdiff_t apart, int shift, int rows, int vectors, Way way) {
     wide found[2 * MOST_ROWS];
-    _Pragma("GCC unroll 2") for (int h = 0; h <= way.halves; h++) {
-        wide_ints sums[2 * MOST_ROWS];
-        add_words(sums, w, next, x, apart, way.halves ? h : -1, shift, rows, vectors, way);
+    wide_ints sums[2 * MOST_ROWS];
+#if HAS_PAIRS
+    if (way.run) {
+        sum_pairs(sums, w, next, scales, part, x, apart, shift, rows, vectors, way);
+        EACH OUTS found[2 * r + v] = __builtin_convertvector(sums[2 * r + v], wide);
+    }
+#endif
+    const int parts = HAS_PAIRS && way.run ? 0 : 1 + way.halves;
+    _Pragma("GCC unroll 2") for (int h = 0; h < parts; h++) {
+        sum_words(sums, w, next, x, apart, way.halves ? h : -1, shift, rows, vectors, way);
         EACH OUTS {
             const wide sum = __builtin_convertvector(sums[2 * r + v], wide);
             wide *to = found + 2 * r + v;
-            *to = h ? fused_wide(sum, scales[part + v], *to) : sum * scales[v];
+            if (!way.has_scales) *to = sum;
+            else *to = h ? fused_wide(sum, (wide)scales[part + v], *to) : sum * (wide)scales[v];
         }
     }
     EACH {
         const Line *of = x + r * apart;
-        OUTS out[2 * r + v] = fused_wide(found[2 * r + v], all_wide(of->scale), out[2 * r + v]);
+        OUTS out[2 * r + v] = fused_wide(found[2 * r + v] * own[v], all_wide(of->scale), out[2 * r + v]);
         for (int h = 0; way.has_floor && h <= way.halves; h++) {
             const wide sum = all_wide(way.halves ? of->totals[h] : of->total);
             OUTS out[2 * r + v] = fused_wide(sum, floors[h * part + v], out[2 * r + v]);
@@ -191,8 +257,9 @@ INLINE void add_chunk(const Chunk *c, int steps, const Line *x, ptrdiff_t apart,
         wide out[2 * MOST_ROWS];
         EACH OUTS out[2 * r + v] = load_wide(y + r * PANEL + (j + v) * WIDTH);
         for (int b = 0; b < steps; b++)
-            add_step(out, c->words[b][0] + j, VECTORS, c->scales[b][0] + j, c->floors[b][0] + j,
-                     VECTORS, x + b, apart, shift, rows, vectors, way);
+            add_step(out, c->words[b][0] + j, VECTORS, c->scales[b][0] + j, c->own[b] + j,
+                     c->floors[b][0] + j, VECTORS, x + b * lines_each(way), apart, shift, rows, vectors,
+                     way);
         EACH OUTS store_wide(y + r * PANEL + (j + v) * WIDTH, out[2 * r + v]);
     }
 }
@@ -212,28 +279,16 @@ INLINE void add_panel(const Format f, const char *p, int steps, const Line *x, p
             _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++) {
                 Numbers n;
                 read_step(f, p, s, v, own[v], &n);
-                add_step(out[v], n.words, 1, n.scales, n.floors, 1, x + b + s, apart, shift, rows,
-                         vectors, way);
+                add_step(out[v], n.words, 1, n.scales, &n.own, n.floors, 1,
+                         x + (b + s) * lines_each(way), apart, shift, rows, vectors, way);
             }
         }
     }
     for (int v = 0; v < VECTORS; v++) EACH store_wide(y + r * PANEL + v * WIDTH, out[v][2 * r]);
 }
 
-/* How a format is summed; its numbers are up to 15, 31 or 63. */
-INLINE Way way_of(const Format f) {
-    const int halves = f.parts == 16;
-    if (f.values || f.bits == 8) return (Way){0, 0, 0};
-    return (Way){f.bits == 6 ? 2 : f.bits == 5 || halves ? 4 : 8, halves, f.has_floor};
-}
-
-/* The power of two that stands for 0. */
-INLINE int shift_of(const Format f) {
-    return __builtin_ctz((f.values || f.bits == 8 ? SIGN : f.zero) | 256u);
-}
-
 typedef void (*AddPanel)(const char *, int, const Line *, ptrdiff_t, float *);
-typedef void (*AddChunk)(const Chunk *, int, const Line *, ptrdiff_t, float *, int);
+typedef void (*AddChunk)(const Chunk *, int, const Line *, ptrdiff_t, float *);
 typedef const char *(*Read)(const char *, int, Chunk *);
 
 #define MANY 8 /* rows from which on a chunk pays: fewer read a panel into registers alone */
@@ -250,36 +305,21 @@ typedef const char *(*Read)(const char *, int, Chunk *);
         const Format f = {__VA_ARGS__};                                                        \
         add_panel(f, p, steps, x, apart, y, shift_of(f), 4, way_of(f));                        \
     }                                                                                          \
+    static void many_##TYPE(const Chunk *c, int steps, const Line *x, ptrdiff_t apart, float *y) { \
+        const Format f = {__VA_ARGS__};                                                        \
+        add_chunk(c, steps, x, apart, y, shift_of(f), MOST_ROWS, way_of(f));                   \
+    }                                                                                          \
     static const char *read_##TYPE(const char *p, int steps, Chunk *to) {                      \
         return read_steps((Format){__VA_ARGS__}, p, steps, to);                                \
     }
 ALL_FORMATS(OWN)
 
-#define ADD(NAME, ...)                                                                   \
-    static void NAME(const Chunk *c, int steps, const Line *x, ptrdiff_t apart,       \
-                              float *y, int shift) {                                           \
-        add_chunk(c, steps, x, apart, y, shift, MOST_ROWS, (Way){__VA_ARGS__});                     \
-    }
-ADD(small_floored, 8, 0, 1)
-ADD(small_centred, 8, 0, 0)
-ADD(five_floored, 4, 0, 1)
-ADD(five_centred, 4, 0, 0)
-ADD(halves_floored, 4, 1, 1)
-ADD(halves_centred, 2, 1, 0)
-ADD(signed_whole, 0, 0, 0)
-
-static AddChunk chunk_of(const Format *f) {
-    if (f->values || f->bits == 8) return signed_whole;
-    if (f->parts == 16) return f->has_floor ? halves_floored : halves_centred;
-    if (f->bits == 5) return f->has_floor ? five_floored : five_centred;
-    return f->has_floor ? small_floored : small_centred;
-}
-
 /* By type of ggml; panels of 1, 2 and 4 rows. */
-#define PUT_OWN(TYPE, ...) [TYPE] = {{one_##TYPE, two_##TYPE, four_##TYPE}, read_##TYPE},
+#define PUT_OWN(TYPE, ...) [TYPE] = {{one_##TYPE, two_##TYPE, four_##TYPE}, read_##TYPE, many_##TYPE},
 static const struct {
     AddPanel few[3];
     Read read;
+    AddChunk many;
 } ways[] = {ALL_FORMATS(PUT_OWN)};
 
 static void put_panel(const Product *p, int at) {
@@ -290,17 +330,17 @@ static void put_panel(const Product *p, int at) {
 
 /* The outputs of whole tiles of rows of a panel, chunk by chunk -> how many rows. */
 static int multiply_tiles_of(const Product *p, const char *panel, Chunk *c) {
-    const Format *f = format_of(p->weights.kind);
-    const AddChunk add = chunk_of(f);
-    const int steps = p->ins / STEP, shift = shift_of(*f), end = p->rows / MOST_ROWS * MOST_ROWS;
+    const int steps = p->ins / STEP, lines = lines_of_step(&p->weights);
+    const int end = p->rows / MOST_ROWS * MOST_ROWS;
+    const ptrdiff_t apart = (ptrdiff_t)steps * lines;
     float *y = outputs_at(p);
     memset(y, 0, (size_t)end * PANEL * 4);
     for (int b = 0; b < steps; b += STEPS_DEEP) {
         const int deep = least(STEPS_DEEP, steps - b);
         panel = ways[p->weights.kind - PACKED].read(panel, deep, c);
         for (int row = 0; row < end; row += MOST_ROWS) {
-            const Line *x = (const Line *)p->x + row * (ptrdiff_t)steps + b;
-            add(c, deep, x, steps, y + row * (ptrdiff_t)PANEL, shift);
+            const Line *x = (const Line *)p->x + row * apart + b * lines;
+            ways[p->weights.kind - PACKED].many(c, deep, x, apart, y + row * (ptrdiff_t)PANEL);
         }
     }
     return end;
@@ -310,13 +350,14 @@ void multiply_counted(const Product *p, int at, int end) {
     const ptrdiff_t size = panel_size(&p->weights, p->ins);
     const char *panel = (const char *)p->weights.panels + at * size;
     const int steps = p->ins / STEP;
+    const ptrdiff_t apart = (ptrdiff_t)steps * lines_of_step(&p->weights);
     Chunk c;
     for (; at < end; at++, panel += size) {
         int row = p->rows < MANY ? 0 : multiply_tiles_of(p, panel, &c);
         for (int place; row < p->rows; row += 1 << place) {
             place = p->rows - row >= 4 ? 2 : (p->rows - row) / 2;
-            const Line *x = (const Line *)p->x + row * (ptrdiff_t)steps;
-            ways[p->weights.kind - PACKED].few[place](panel, steps, x, steps,
+            const Line *x = (const Line *)p->x + row * apart;
+            ways[p->weights.kind - PACKED].few[place](panel, steps, x, apart,
                                                       outputs_at(p) + row * (ptrdiff_t)PANEL);
         }
         put_panel(p, at);

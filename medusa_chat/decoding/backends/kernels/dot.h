@@ -16,7 +16,7 @@
 #define VECTOR_REGISTER "x"
 #define DOT_BY "AVX-VNNI"
 #elif !defined(PLAIN_DOT) && defined(__AVX2__) && (HAS_ZMM || WIDTH == LANES)
-#define PAIRED_DOT 1
+#define HAS_PAIRS 1
 #define DOT_BY "vpmaddubsw"
 #elif !defined(PLAIN_DOT) && defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
@@ -35,7 +35,11 @@
 
 INLINE wide_ints all_ints(int32_t x) { return (wide_ints){0} + x; }
 
-#if defined(PAIRED_DOT)
+#if !defined(HAS_PAIRS)
+#define HAS_PAIRS 0
+#endif
+
+#if HAS_PAIRS
 #if HAS_ZMM
 #define ANY "v"
 #else
@@ -51,16 +55,11 @@ INLINE wide_ints plus_pairs(wide_ints a, wide_ints b) {
     typedef int16_t pairs __attribute__((vector_size(4 * WIDTH)));
     return (wide_ints)((pairs)a + (pairs)b);
 }
-INLINE wide_ints plus_both(wide_ints sums, wide_ints pairs) {
+/* w[0] * x[0] + w[1] * x[1] of 16 bits. */
+INLINE wide_ints both_of(wide_ints w, wide_ints x) {
     wide_ints both;
-    __asm__("vpmaddwd %2, %1, %0" : "=" ANY(both) : ANY(pairs), ANY(all_ints(0x00010001)));
-    return sums + both;
-}
-/* sums + w[0] * x[0] + w[1] * x[1] of 16 bits. */
-INLINE wide_ints dot_pairs(wide_ints sums, wide_ints w, wide_ints x) {
-    wide_ints both;
-    __asm__("vpmaddwd %2, %1, %0" : "=" ANY(both) : ANY(w), ANY(x));
-    return sums + both;
+    __asm__("vpmaddwd %2, %1, %0" : "=" ANY(both) : ANY(w), ANY "m"(x));
+    return both;
 }
 #endif
 

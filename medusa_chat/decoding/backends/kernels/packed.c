@@ -157,20 +157,27 @@ static void read_stored(const Format *f, const uint8_t *p, Stored *s) {
 
 /* The words of `bits` for the eight words of 32 inputs. */
 static void put_words(const uint32_t *w, int bits, uint32_t *to) {
-    const int high = bits == 5 || bits == 6 ? 4 : 2; /* where the bits above begin */
+    const int high = bits == 5 ? 4 : 2; /* where the bits above begin */
     uint32_t *above = to;
     if (bits == 8) {
         for (int g = 0; g < 8; g++) to[g * PANEL] = w[g];
         return;
     }
+    if (bits == 6) { /* of every four words the last lies above the others, two bits on each */
+        for (int i = 0; i < 6; i++, to += PANEL) {
+            const uint32_t fourth = w[i / 3 * 4 + 3];
+            *to = w[i / 3 * 4 + i % 3] | (fourth >> (2 - i % 3) * 2 & 0x03030303u) << 6;
+        }
+        return;
+    }
     if (bits >= 4)
         for (int n = 0; n < 4; n++, above += PANEL)
             *above = (w[2 * n] & LOW) | (w[2 * n + 1] & LOW) << 4;
-    if (bits == 2 || bits == 3 || bits == 6)
+    if (bits == 2 || bits == 3)
         for (int u = 0; u < 2; u++, above += PANEL) {
             *above = 0;
             for (int i = 0; i < 4; i++)
-                *above |= (w[4 * u + i] >> (bits == 6 ? 4 : 0) & 0x03030303u) << 2 * i;
+                *above |= (w[4 * u + i] & 0x03030303u) << 2 * i;
         }
     if (bits % 2 == 0) return;
     *above = 0;
@@ -235,6 +242,12 @@ static const char *read_chunk(int64_t kind, const char *p, int steps, Chunk *to)
     return p;
 }
 
+/* What a block's own scale is multiplied by in a lane of a chunk. */
+static float count_of(const Format *f, const void *scales, int lane) {
+    if (!has_scales(*f)) return 1.0f;
+    return scales_pairs(*f) ? ((const int16_t *)scales)[2 * lane] : ((const float *)scales)[lane];
+}
+
 /* Some outputs of a panel of packed weights [count, ins], their lanes from `places` on. */
 static void unpack_lanes(const Weights *w, int64_t ins, const char *panel, const int64_t *places,
                          int64_t count, float *out) {
@@ -252,7 +265,7 @@ static void unpack_lanes(const Weights *w, int64_t ins, const char *panel, const
                 const uint8_t byte = (uint8_t)(((const uint32_t *)c.words[b][d % STEP / 4])[lane] >>
                                                (d % 4 * 8));
                 const int number = (sign && !SIGN ? (int8_t)byte : byte) - behind;
-                const float scale = ((const float *)c.scales[b][half])[lane];
+                const float scale = ((const float *)c.own[b])[lane] * count_of(f, c.scales[b][half], lane);
                 const float floor = f->has_floor ? ((const float *)c.floors[b][half])[lane] : 0.0f;
                 out[i * ins + k + d] = scale * (float)number + floor;
             }

@@ -5,7 +5,8 @@
    one behind the other, so that the 32 inputs are words 0 to 7.
    4 bits: of words 2n the lower halves of the bytes, of words 2n + 1 the upper ones. 2 bits: of words
    4n + i the bits 2i and 2i + 1. 1 bit: of word g bit g. 8 bits: as they are. Numbers of 5 bits are 4
-   and 1, of 6 bits 4 and 2, of 3 bits 2 and 1. */
+   and 1, of 3 bits 2 and 1. 6 bits: three words in the lower bits of three lines, and of the fourth two
+   bits above each of them, the last line's the lowest. */
 
 #pragma once
 

@@ -11,17 +11,18 @@
 #define AHEAD 4096 /* bytes */
 #define LOW 0x0f0f0f0fu
 
-/* 32 inputs of a vector of outputs: words of numbers, scales, and floors where there are any, one or
-   two (of 16 inputs each). A weight is scale * (number - zero) + floor. */
+/* 32 inputs of a vector of outputs: words of numbers, a scale of all of them, and where they have_scales
+   whole numbers that it is multiplied by, and floors where there are any, one or two (of 16 inputs
+   each). A weight is own * scale * (number - zero) + floor. */
 typedef struct {
-    wide_ints words[STEP / 4];
-    wide scales[2], floors[2];
+    wide_ints words[STEP / 4], scales[2]; /* scales: bits of floats, or twice as 16 bits (scales_pairs) */
+    wide own, floors[2];
 } Numbers;
 
 /* The same of a whole panel, for some times 32 inputs. */
 typedef struct {
-    wide_ints words[STEPS_DEEP][STEP / 4][VECTORS];
-    wide scales[STEPS_DEEP][2][VECTORS], floors[STEPS_DEEP][2][VECTORS];
+    wide_ints words[STEPS_DEEP][STEP / 4][VECTORS], scales[STEPS_DEEP][2][VECTORS];
+    wide own[STEPS_DEEP][VECTORS], floors[STEPS_DEEP][2][VECTORS];
 } Chunk;
 
 typedef uint32_t wide_words __attribute__((vector_size(4 * WIDTH)));
@@ -55,10 +56,19 @@ INLINE wide_ints bytes_at(const char *p) {
 }
 
 /* Bits from `low` on of each byte, with a sign or without. */
-INLINE wide counts_at(const char *p, int low, int bits, int is_signed) {
-    const wide_ints at = bytes_at(p), found = is_signed ? at << 24 >> 24 : at >> low & ((1 << bits) - 1);
-    return __builtin_convertvector(found, wide);
+INLINE wide_ints counts_at(const char *p, int low, int bits, int is_signed) {
+    const wide_ints at = bytes_at(p);
+    if (is_signed) return at << 24 >> 24;
+    return bits == 8 ? at : at >> low & ((1 << bits) - 1);
 }
+
+/* Whether a format's sums within 16 bits are multiplied by the scales of parts before they are widened,
+   which is one instruction. */
+INLINE int scales_pairs(const Format f) {
+    return HAS_PAIRS && f.parts && f.bits < 8 && f.values == NO_TABLE;
+}
+
+INLINE int has_scales(const Format f) { return f.parts == 16 || scales_pairs(f); }
 
 /* 2^(byte - 128), as ggml has it. */
 INLINE wide powers_at(const char *p) {
@@ -102,25 +112,31 @@ INLINE wide_ints looked_up(const int8_t *table, wide_ints places) {
 /* The words of 32 inputs of numbers of `bits`, of the vector of outputs at p. */
 INLINE void read_words(const char *p, int bits, const int8_t *table, wide_ints *to) {
     const ptrdiff_t line = PANEL * 4;
-    const int high = bits == 5 || bits == 6 ? 4 : 2;
+    const int high = bits == 5 ? 4 : 2;
     const char *above = p;
     if (bits == 8)
         _Pragma("GCC unroll 8") for (int g = 0; g < 8; g++)
             to[g] = (wide_ints)(words_at(p + g * line) ^ 0x01010101u * SIGN);
-    if (bits >= 4 && bits < 8)
+    if (bits == 6)
+        _Pragma("GCC unroll 2") for (int u = 0; u < 8; u += 4) {
+            wide_words fourth = {0};
+            _Pragma("GCC unroll 3") for (int i = 2; i >= 0; i--) {
+                const wide_words w = words_at(p + (u / 4 * 3 + i) * line);
+                to[u + i] = (wide_ints)(w & 0x3f3f3f3f);
+                fourth = (fourth | (w & 0xc0c0c0c0)) >> 2;
+            }
+            to[u + 3] = (wide_ints)fourth;
+        }
+    if (bits == 4 || bits == 5)
         _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++, above += line) {
             const wide_words w = words_at(above);
             to[2 * n] = (wide_ints)(w & LOW), to[2 * n + 1] = (wide_ints)(w >> 4 & LOW);
         }
-    if (bits == 2 || bits == 3 || bits == 6)
+    if (bits == 2 || bits == 3)
         _Pragma("GCC unroll 2") for (int u = 0; u < 2; u++, above += line) {
             const wide_words w = words_at(above);
-            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
-                if (bits != 6) to[4 * u + i] = (wide_ints)(w >> 2 * i & 0x03030303);
-                else
-                    to[4 * u + i] |= (wide_ints)(
-                        (i < 2 ? w << (4 - 2 * i) : w >> (2 * i - 4)) & 0x30303030);
-            }
+            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+                to[4 * u + i] = (wide_ints)(w >> 2 * i & 0x03030303);
         }
     if (bits == 3 || bits == 5) {
         const wide_words w = words_at(above);
@@ -165,12 +181,16 @@ INLINE void read_step(const Format f, const char *block, int step, int v, Own ow
     const int halves = f.parts == 16 ? 2 : 1, is_both = f.bits == 2, deep = is_both ? 4 : 8;
     const char *scales = block + 2 * PANEL * (1 + f.has_floor) + v * WIDTH;
     const char *floors = scales + (is_both ? 0 : f.parts * PANEL);
-    to->scales[0] = own.scale, to->floors[0] = own.floor;
+    to->own = own.scale, to->floors[0] = own.floor;
     for (int h = 0; h < halves && f.parts; h++) {
         const ptrdiff_t at = (step * halves + h) * PANEL;
-        to->scales[h] = own.scale * counts_at(scales + at, 0, deep, !f.has_floor);
-        if (f.has_floor)
-            to->floors[h] = own.floor * counts_at(floors + at, is_both ? 4 : 0, deep, 0);
+        const wide_ints found = counts_at(scales + at, 0, deep, !f.has_floor);
+        const wide scale = __builtin_convertvector(found, wide);
+        to->scales[h] = scales_pairs(f) ? (found & 0xffff) | found << 16 : (wide_ints)scale;
+        if (!has_scales(f)) to->own *= scale;
+        if (!f.has_floor) continue;
+        const wide_ints count = counts_at(floors + at, is_both ? 4 : 0, deep, 0);
+        to->floors[h] = own.floor * __builtin_convertvector(count, wide);
     }
     read_words(block + head_size(f) + step * f.bits * PANEL * 4 + v * WIDTH * 4, f.bits, table,
                to->words);
@@ -190,8 +210,9 @@ INLINE const char *read_steps(const Format f, const char *p, int steps, Chunk *t
                 read_step(f, p, s, v, own[v], &n);
                 _Pragma("GCC unroll 8") for (int g = 0; g < STEP / 4; g++)
                     to->words[b + s][g][v] = n.words[g];
+                to->own[b + s][v] = n.own;
                 for (int h = 0; h < halves; h++) {
-                    to->scales[b + s][h][v] = n.scales[h];
+                    if (has_scales(f)) to->scales[b + s][h][v] = n.scales[h];
                     if (f.has_floor) to->floors[b + s][h][v] = n.floors[h];
                 }
             }
