@@ -18,6 +18,7 @@ from medusa_chat.checkpoints.load import load
 from medusa_chat.decoding.backends.native_step import NativeStep
 from medusa_chat.decoding.backends.native_weights import NativeLinear
 from medusa_chat.decoding.engine import Engine
+from medusa_chat.errors import OutOfMemoryError
 from medusa_chat.messages import LoadRequest
 
 KEPT_BYTES = 2_000_000_000  # of hidden states of answers, at most
@@ -100,9 +101,13 @@ class PackedModel(nn.Module):
 
 def read_packed(file: Path, context: int) -> PackedModel | None:
     """A GGUF file for texts of at most `context` tokens; None where the C pass does not decode it.
-    Raises as `load` does."""
+    Raises as `load` does, with train's name of the context."""
     threads = torch.get_num_threads()
-    *_, (_, loaded) = load(LoadRequest(str(file), device="cpu", max_context=context))
+    try:
+        *_, (_, loaded) = load(LoadRequest(str(file), device="cpu", max_context=context))
+    except OutOfMemoryError as error:
+        line = str(error).replace("--max-context", "--sequence-length")
+        raise OutOfMemoryError(line) from error
     torch.set_num_threads(threads)  # the load leaves one where no product of a step is torch's
     assert loaded is not None
     step, head = loaded.engine.backend, loaded.engine.backbone.model.get_output_embeddings()

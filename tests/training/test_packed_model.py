@@ -8,9 +8,11 @@ import torch
 from support.gguf_models import tiny_model, write_gguf
 from support.training_models import write_rows
 
-from medusa_chat.checkpoints import native_build
+from medusa_chat.checkpoints import device_plan, native_build
 from medusa_chat.checkpoints.load import load
+from medusa_chat.checkpoints.memory_needs import MemoryNeeds
 from medusa_chat.cli.main import main
+from medusa_chat.errors import OutOfMemoryError
 from medusa_chat.messages import LoadRequest
 from medusa_chat.training.answerers import NativeAnswerer, PromptBatch, fastest_answerer
 from medusa_chat.training.examples import Example, collate
@@ -65,6 +67,15 @@ def test_only_so_many_states_are_kept(model: PackedModel, monkeypatch: pytest.Mo
     assert model.kept.take(torch.tensor([*first.ids, 0, 0])) is not None
     assert all(model.kept.take(torch.tensor(one.ids)) is None for one in others)
     assert model.kept.take(torch.tensor([0, 0])) is None
+
+
+def test_a_lack_of_memory_names_the_option_of_train(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_plan, "_free_bytes", lambda device: 200_000)
+    monkeypatch.setattr(MemoryNeeds, "_longest", lambda self, precision: 4096)
+    with pytest.raises(OutOfMemoryError, match="--sequence-length 4096 would fit"):
+        read_packed(file, 64)
 
 
 def test_answers_are_those_of_decoding_and_the_lm_head_is_the_files(
