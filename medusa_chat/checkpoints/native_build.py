@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,7 +113,7 @@ def _flags() -> list[str]:
     placed = [] if sys.platform == "win32" else ["-fPIC"]  # there all code is
     return [
         *("-std=gnu11", "-O2", tuned, "-ffp-contract=off", "-fno-math-errno"),
-        *(*placed, "-shared", "-fvisibility=hidden", "-pthread"),
+        *(*placed, "-fvisibility=hidden", "-pthread"),
     ]
 
 
@@ -169,17 +170,27 @@ def _build(command: Sequence[str], file: Path) -> None:
 
 
 def _compile(command: Sequence[str], file: Path) -> None:
-    """Write the library whole or not at all: two programs may compile at the same time. What zig
-    keeps for later, 50 MB, is not kept."""
+    """Write the library whole or not at all: two programs may compile at the same time. Files are
+    compiled side by side, the longest first. What zig keeps for later, 50 MB, is not kept."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=file.parent, suffix=".tmp") as folder:
+    sources = sorted(SOURCES.glob("*.c"), key=lambda source: -source.stat().st_size)
+    with (
+        tempfile.TemporaryDirectory(dir=file.parent, suffix=".tmp") as folder,
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
         made, kept = Path(folder) / file.name, dict.fromkeys(ZIG_FOLDERS, folder)
-        subprocess.run(
-            [*command, *_flags(), *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(made), "-lm"],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, **kept},
-            timeout=SECONDS,
-        )
+        objects = [made.with_name(f"{source.stem}.o") for source in sources]
+
+        def run(*options: str | Path) -> None:
+            subprocess.run(
+                [*command, *_flags(), *map(str, options)],
+                check=True,
+                capture_output=True,
+                text=True,
+                env={**os.environ, **kept},
+                timeout=SECONDS,
+            )
+
+        list(pool.map(lambda source, to: run("-c", source, "-o", to), sources, objects))
+        run("-shared", *objects, "-o", made, "-lm")
         paths.replace(made, file)

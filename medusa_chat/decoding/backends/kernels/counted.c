@@ -13,11 +13,12 @@
 #else
 #define MOST_ROWS 4
 #endif
+#define MOST_FEW 6 /* rows that read a panel into registers alone */
+#define MOST_SUMS (MOST_ROWS > MOST_FEW ? MOST_ROWS : MOST_FEW)
 #define LARGEST 127.0f
 
 /* 32 inputs of a row, a line of the cache: numbers, their scale, their sum times it, of all and of each
-   half, and less the numbers' sums. Where numbers of 8 bits are multiplied in pairs of 16 a second line
-   has them so, of every four first the even ones. */
+   half, and less the numbers' sums. */
 typedef struct {
     int8_t numbers[STEP];
     float scale, total, totals[2];
@@ -26,17 +27,19 @@ typedef struct {
 } Line;
 
 /* How the numbers of a step are summed: of 32 inputs at once or of 16 and 16 (halves), `run` words of
-   them within 16 bits (0: of 8 bits, with signs), times scales of their own or not, and with floors, or
-   else from less than 0 on, so that the number that stands for 0, which is 1 << shift, counts nothing. */
+   them within 16 bits, with signs or from 0 on, times scales of their own or not, and with floors, or
+   else, where they have no signs, from less than 0 on, so that the number that stands for 0, which is
+   1 << shift, counts nothing. */
 typedef struct {
-    int run, halves, has_scales, has_floor;
+    int run, is_signed, halves, has_scales, has_floor;
 } Way;
 
-/* How a format is summed; its numbers are up to 15, 31 or 63. */
+/* How a format is summed; its numbers are up to 15, 31, 63 or 128. */
 INLINE Way way_of(const Format f) {
     const int halves = f.parts == 16, is_signed = f.values || f.bits == 8;
-    const int run = is_signed ? 0 : f.bits == 6 ? 2 : f.bits == 5 || halves ? 4 : 8;
-    return (Way){run, halves, has_scales(f), f.has_floor};
+    const int is_large = f.bits == 8 || f.values == CURVE;
+    const int run = is_large ? 1 : f.bits == 6 ? 2 : f.bits == 5 || halves ? 4 : 8;
+    return (Way){run, is_signed, halves, has_scales(f), f.has_floor};
 }
 
 /* The power of two that stands for 0. */
@@ -44,14 +47,7 @@ INLINE int shift_of(const Format f) {
     return __builtin_ctz((f.values || f.bits == 8 ? SIGN : f.zero) | 256u);
 }
 
-/* Lines of 32 inputs. */
-INLINE int lines_each(Way way) { return HAS_PAIRS && way.run == 0 ? 2 : 1; }
-
-int lines_of_step(const Weights *w) { return lines_each(way_of(*format_of(w->kind))); }
-
-static ptrdiff_t lines_of(const Product *p) {
-    return (ptrdiff_t)p->rows * (p->ins / STEP) * lines_of_step(&p->weights);
-}
+static ptrdiff_t lines_of(const Product *p) { return (ptrdiff_t)p->rows * (p->ins / STEP); }
 
 /* Behind x: a panel's outputs [rows, PANEL]. */
 static float *outputs_at(const Product *p) { return (float *)((Line *)p->x + lines_of(p)); }
@@ -60,8 +56,8 @@ size_t counted_room(const Product *p) {
     return (size_t)lines_of(p) * sizeof(Line) + (size_t)p->rows * PANEL * 4;
 }
 
-/* 32 inputs to whole numbers in one line or two. What is no number makes the scale none. */
-static void count_line(const float *x, int lines, Line *to) {
+/* 32 inputs to whole numbers. What is no number makes the scale none. */
+static void count_line(const float *x, Line *to) {
     typedef int8_t few __attribute__((vector_size(LANES), aligned(1), may_alias));
     vec most = all(0.0f), sizes = all(0.0f), sums[2] = {all(0.0f), all(0.0f)};
     for (int k = 0; k < STEP; k += LANES) {
@@ -78,9 +74,6 @@ static void count_line(const float *x, int lines, Line *to) {
         *(few *)(to->numbers + k) = __builtin_convertvector(whole, few);
         sums[k / (STEP / 2)] += near;
     }
-    int16_t *pairs = (int16_t *)(to + 1);
-    for (int k = 0; k < STEP && lines > 1; k++)
-        pairs[k] = to->numbers[k / 4 * 4 + k % 2 * 2 + k % 4 / 2];
     to->scale = scale;
     for (int h = 0; h < 2; h++) {
         const float sum = total(sums[h]);
@@ -93,10 +86,8 @@ static void count_line(const float *x, int lines, Line *to) {
 }
 
 void round_counted(const Product *p, const float *x) {
-    const int lines = lines_of_step(&p->weights);
     Line *to = (Line *)p->x;
-    for (ptrdiff_t i = 0; i < (ptrdiff_t)p->rows * (p->ins / STEP); i++)
-        count_line(x + i * STEP, lines, to + i * lines);
+    for (ptrdiff_t i = 0; i < lines_of(p); i++) count_line(x + i * STEP, to + i);
 }
 
 #define EACH _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
@@ -104,37 +95,47 @@ void round_counted(const Product *p, const float *x) {
 
 #define WORD(R, G) all_ints(((const int32_t *)x[(R) * apart].numbers)[G])
 
+/* What stands before the sums of numbers without signs over 32 inputs, or over half h of them. */
+INLINE wide_ints begun(const Line *x, int h, int shift, Way way) {
+    if (way.has_floor || (way.is_signed && SIGN == 0)) return all_ints(0);
+    return all_ints(h < 0 ? x->less : x->lesses[h]) << shift;
+}
+
 #if HAS_PAIRS
 /* Adds to the sums of rows `count` words from `from` on, times their part's scales. */
 INLINE void add_pairs(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
                       const Line *x, ptrdiff_t apart, int from, int count, int rows, int vectors,
                       Way way) {
-    const int run = way.run;
     const wide_ints ones = all_ints(0x00010001);
+    const int run = way.run;
     _Pragma("GCC unroll 8") for (int g = from; g < from + count; g += run) {
-        wide_ints pairs[2 * MOST_ROWS], ours[2][2];
+        wide_ints pairs[2 * MOST_SUMS], ours[2][2], sizes[2];
         if (run == 2) OUTS { /* both words stay in registers for all rows */
                 ours[0][v] = w[g * next + v], ours[1][v] = w[(g + 1) * next + v];
                 HOLD(ours[0][v]);
                 HOLD(ours[1][v]);
             }
-        _Pragma("GCC unroll 8") for (int i = 0; i < run && run > 2; i++) {
+        _Pragma("GCC unroll 8") for (int i = 0; i < run && run != 2; i++) {
             OUTS {
                 ours[0][v] = w[(g + i) * next + v];
                 HOLD(ours[0][v]);
+                sizes[v] = way.is_signed ? sizes_of(ours[0][v]) : ours[0][v];
             }
             EACH {
                 const wide_ints by = WORD(r, g + i);
                 OUTS {
                     wide_ints *to = pairs + 2 * r + v;
-                    const wide_ints found = pairs_of(ours[0][v], by);
+                    const wide_ints found =
+                        pairs_of(sizes[v], way.is_signed ? signed_by(by, ours[0][v]) : by);
                     *to = i ? plus_pairs(*to, found) : found;
-                    HOLD(*to);
+                    if (run == 1) sums[2 * r + v] += both_of(*to, way.has_scales ? scales[v] : ones);
+                    HOLD(*(run == 1 ? sums + 2 * r + v : to));
                 }
             }
         }
         EACH OUTS {
             wide_ints *sum = sums + 2 * r + v, *of = pairs + 2 * r + v;
+            if (run == 1) continue;
             if (run == 2)
                 *of = plus_pairs(pairs_of(ours[0][v], WORD(r, g)),
                                  pairs_of(ours[1][v], WORD(r, g + 1)));
@@ -145,58 +146,33 @@ INLINE void add_pairs(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const
 }
 
 /* The sums of rows over a step of x, its parts' times their scales. */
-INLINE void sum_pairs(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
+INLINE void sum_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
                       ptrdiff_t part, const Line *x, ptrdiff_t apart, int shift, int rows, int vectors,
                       Way way) {
     typedef int16_t shorts __attribute__((vector_size(4 * WIDTH)));
-    const int is_centred = !way.has_floor, count = STEP / 4 / (1 + way.halves);
+    const int is_centred = way.halves && !way.has_floor, count = STEP / 4 / (1 + way.halves);
     wide_ints both[2]; /* the scales of the halves */
-    if (is_centred && way.has_scales) OUTS {
+    if (is_centred) OUTS {
             both[v] = (scales[v] & 0xffff) | (scales[part + v] & ~0xffff);
             both[v] = (wide_ints)((shorts)both[v] << shift);
             HOLD(both[v]);
         }
     EACH {
         const Line *of = x + r * apart;
-        OUTS sums[2 * r + v] = !is_centred       ? all_ints(0)
-                               : !way.has_scales ? all_ints(of->less) << shift
-                                                : both_of(both[v], all_ints(of->both));
+        OUTS sums[2 * r + v] =
+            is_centred ? both_of(both[v], all_ints(of->both)) : begun(of, -1, shift, way);
     }
     for (int h = 0; h <= way.halves; h++)
         add_pairs(sums, w, next, scales + h * part, x, apart, h * count, count, rows, vectors, way);
 }
-#endif
-
+#else
 /* The sums of rows over half h of a step of x, or over all of it (h < 0): of `vectors` of outputs, whose
    words are at w, `next` vectors from one to the next. */
-INLINE void sum_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const Line *x,
-                      ptrdiff_t apart, int h, int shift, int rows, int vectors, Way way) {
+INLINE void sum_part(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const Line *x,
+                     ptrdiff_t apart, int h, int shift, int rows, int vectors, Way way) {
     const int count = h < 0 ? STEP / 4 : STEP / 8, from = h > 0 ? count : 0;
-    const int is_less = !way.has_floor && (way.run || SIGN);
-    EACH {
-        const Line *of = x + r * apart;
-        OUTS sums[2 * r + v] = all_ints(!is_less ? 0 : h < 0 ? of->less : of->lesses[h]) << shift;
-    }
+    EACH OUTS sums[2 * r + v] = begun(x + r * apart, h, shift, way);
     _Pragma("GCC unroll 8") for (int g = from; g < from + count; g++) {
-#if HAS_PAIRS
-        typedef int16_t shorts __attribute__((vector_size(4 * WIDTH)));
-        wide_ints even[2], odd[2];
-        OUTS {
-            const shorts both = (shorts)w[g * next + v];
-            even[v] = (wide_ints)(both << 8 >> 8), odd[v] = (wide_ints)(both >> 8);
-            HOLD(even[v]);
-            HOLD(odd[v]);
-        }
-        EACH {
-            const int32_t *by = (const int32_t *)(x + r * apart + 1) + 2 * g;
-            const wide_ints low = all_ints(by[0]), high = all_ints(by[1]);
-            OUTS {
-                wide_ints *sum = sums + 2 * r + v;
-                *sum = *sum + both_of(even[v], low) + both_of(odd[v], high);
-                HOLD(*sum);
-            }
-        }
-#else
         wide_ints ours[2];
         OUTS {
             ours[v] = w[g * next + v];
@@ -209,9 +185,9 @@ INLINE void sum_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const
                 HOLD(sums[2 * r + v]);
             }
         }
-#endif
     }
 }
+#endif
 
 /* What 32 inputs add to the outputs of rows, of `vectors` of outputs. Scales and floors of the second
    half stand `part` vectors behind the first. All but pointers are constants where it is called.
@@ -221,17 +197,14 @@ INLINE void sum_words(wide_ints *sums, const wide_ints *w, ptrdiff_t next, const
 INLINE void add_step(wide *out, const wide_ints *w, ptrdiff_t next, const wide_ints *scales,
                      const wide *own, const wide *floors, ptrdiff_t part, const Line *x,
                      ptrdiff_t apart, int shift, int rows, int vectors, Way way) {
-    wide found[2 * MOST_ROWS];
-    wide_ints sums[2 * MOST_ROWS];
+    wide found[2 * MOST_SUMS];
+    wide_ints sums[2 * MOST_SUMS];
 #if HAS_PAIRS
-    if (way.run) {
-        sum_pairs(sums, w, next, scales, part, x, apart, shift, rows, vectors, way);
-        EACH OUTS found[2 * r + v] = __builtin_convertvector(sums[2 * r + v], wide);
-    }
-#endif
-    const int parts = HAS_PAIRS && way.run ? 0 : 1 + way.halves;
-    _Pragma("GCC unroll 2") for (int h = 0; h < parts; h++) {
-        sum_words(sums, w, next, x, apart, way.halves ? h : -1, shift, rows, vectors, way);
+    sum_words(sums, w, next, scales, part, x, apart, shift, rows, vectors, way);
+    EACH OUTS found[2 * r + v] = __builtin_convertvector(sums[2 * r + v], wide);
+#else
+    _Pragma("GCC unroll 2") for (int h = 0; h <= way.halves; h++) {
+        sum_part(sums, w, next, x, apart, way.halves ? h : -1, shift, rows, vectors, way);
         EACH OUTS {
             const wide sum = __builtin_convertvector(sums[2 * r + v], wide);
             wide *to = found + 2 * r + v;
@@ -239,6 +212,7 @@ INLINE void add_step(wide *out, const wide_ints *w, ptrdiff_t next, const wide_i
             else *to = h ? fused_wide(sum, (wide)scales[part + v], *to) : sum * (wide)scales[v];
         }
     }
+#endif
     EACH {
         const Line *of = x + r * apart;
         OUTS out[2 * r + v] = fused_wide(found[2 * r + v] * own[v], all_wide(of->scale), out[2 * r + v]);
@@ -254,11 +228,11 @@ INLINE void add_chunk(const Chunk *c, int steps, const Line *x, ptrdiff_t apart,
                       int rows, Way way) {
     const int vectors = 2;
     for (int j = 0; j < VECTORS; j += vectors) {
-        wide out[2 * MOST_ROWS];
+        wide out[2 * MOST_SUMS];
         EACH OUTS out[2 * r + v] = load_wide(y + r * PANEL + (j + v) * WIDTH);
         for (int b = 0; b < steps; b++)
             add_step(out, c->words[b][0] + j, VECTORS, c->scales[b][0] + j, c->own[b] + j,
-                     c->floors[b][0] + j, VECTORS, x + b * lines_each(way), apart, shift, rows, vectors,
+                     c->floors[b][0] + j, VECTORS, x + b, apart, shift, rows, vectors,
                      way);
         EACH OUTS store_wide(y + r * PANEL + (j + v) * WIDTH, out[2 * r + v]);
     }
@@ -268,7 +242,7 @@ INLINE void add_chunk(const Chunk *c, int steps, const Line *x, ptrdiff_t apart,
 INLINE void add_panel(const Format f, const char *p, int steps, const Line *x, ptrdiff_t apart,
                       float *y, int shift, int rows, Way way) {
     const int each = f.each / STEP, vectors = 1;
-    wide out[VECTORS][2 * MOST_ROWS];
+    wide out[VECTORS][2 * MOST_SUMS];
     for (int v = 0; v < VECTORS; v++) EACH out[v][2 * r] = all_wide(0.0f);
     for (int b = 0; b < steps; b += each, p += block_size(f)) {
         Own own[VECTORS];
@@ -280,7 +254,7 @@ INLINE void add_panel(const Format f, const char *p, int steps, const Line *x, p
                 Numbers n;
                 read_step(f, p, s, v, own[v], &n);
                 add_step(out[v], n.words, 1, n.scales, &n.own, n.floors, 1,
-                         x + (b + s) * lines_each(way), apart, shift, rows, vectors, way);
+                         x + b + s, apart, shift, rows, vectors, way);
             }
         }
     }
@@ -292,19 +266,18 @@ typedef void (*AddChunk)(const Chunk *, int, const Line *, ptrdiff_t, float *);
 typedef const char *(*Read)(const char *, int, Chunk *);
 
 #define MANY 8 /* rows from which on a chunk pays: fewer read a panel into registers alone */
+#define FEW(NAME, ROWS, ...)                                                                   \
+    static void NAME(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) {     \
+        const Format f = {__VA_ARGS__};                                                        \
+        add_panel(f, p, steps, x, apart, y, shift_of(f), ROWS, way_of(f));                     \
+    }
 #define OWN(TYPE, ...)                                                                         \
-    static void one_##TYPE(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) { \
-        const Format f = {__VA_ARGS__};                                                        \
-        add_panel(f, p, steps, x, apart, y, shift_of(f), 1, way_of(f));                        \
-    }                                                                                          \
-    static void two_##TYPE(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) { \
-        const Format f = {__VA_ARGS__};                                                        \
-        add_panel(f, p, steps, x, apart, y, shift_of(f), 2, way_of(f));                        \
-    }                                                                                          \
-    static void four_##TYPE(const char *p, int steps, const Line *x, ptrdiff_t apart, float *y) { \
-        const Format f = {__VA_ARGS__};                                                        \
-        add_panel(f, p, steps, x, apart, y, shift_of(f), 4, way_of(f));                        \
-    }                                                                                          \
+    FEW(one_##TYPE, 1, __VA_ARGS__)                                                            \
+    FEW(two_##TYPE, 2, __VA_ARGS__)                                                            \
+    FEW(three_##TYPE, 3, __VA_ARGS__)                                                          \
+    FEW(four_##TYPE, 4, __VA_ARGS__)                                                           \
+    FEW(five_##TYPE, 5, __VA_ARGS__)                                                           \
+    FEW(six_##TYPE, 6, __VA_ARGS__)                                                            \
     static void many_##TYPE(const Chunk *c, int steps, const Line *x, ptrdiff_t apart, float *y) { \
         const Format f = {__VA_ARGS__};                                                        \
         add_chunk(c, steps, x, apart, y, shift_of(f), MOST_ROWS, way_of(f));                   \
@@ -314,10 +287,13 @@ typedef const char *(*Read)(const char *, int, Chunk *);
     }
 ALL_FORMATS(OWN)
 
-/* By type of ggml; panels of 1, 2 and 4 rows. */
-#define PUT_OWN(TYPE, ...) [TYPE] = {{one_##TYPE, two_##TYPE, four_##TYPE}, read_##TYPE, many_##TYPE},
+/* By type of ggml; panels of one row to MOST_FEW. */
+#define PUT_OWN(TYPE, ...)                                                                     \
+    [TYPE] = {{one_##TYPE, two_##TYPE, three_##TYPE, four_##TYPE, five_##TYPE, six_##TYPE},    \
+              read_##TYPE,                                                                     \
+              many_##TYPE},
 static const struct {
-    AddPanel few[3];
+    AddPanel few[MOST_FEW];
     Read read;
     AddChunk many;
 } ways[] = {ALL_FORMATS(PUT_OWN)};
@@ -330,17 +306,15 @@ static void put_panel(const Product *p, int at) {
 
 /* The outputs of whole tiles of rows of a panel, chunk by chunk -> how many rows. */
 static int multiply_tiles_of(const Product *p, const char *panel, Chunk *c) {
-    const int steps = p->ins / STEP, lines = lines_of_step(&p->weights);
-    const int end = p->rows / MOST_ROWS * MOST_ROWS;
-    const ptrdiff_t apart = (ptrdiff_t)steps * lines;
+    const int steps = p->ins / STEP, end = p->rows / MOST_ROWS * MOST_ROWS;
     float *y = outputs_at(p);
     memset(y, 0, (size_t)end * PANEL * 4);
     for (int b = 0; b < steps; b += STEPS_DEEP) {
         const int deep = least(STEPS_DEEP, steps - b);
         panel = ways[p->weights.kind - PACKED].read(panel, deep, c);
         for (int row = 0; row < end; row += MOST_ROWS) {
-            const Line *x = (const Line *)p->x + row * apart + b * lines;
-            ways[p->weights.kind - PACKED].many(c, deep, x, apart, y + row * (ptrdiff_t)PANEL);
+            const Line *x = (const Line *)p->x + row * (ptrdiff_t)steps + b;
+            ways[p->weights.kind - PACKED].many(c, deep, x, steps, y + row * (ptrdiff_t)PANEL);
         }
     }
     return end;
@@ -350,15 +324,14 @@ void multiply_counted(const Product *p, int at, int end) {
     const ptrdiff_t size = panel_size(&p->weights, p->ins);
     const char *panel = (const char *)p->weights.panels + at * size;
     const int steps = p->ins / STEP;
-    const ptrdiff_t apart = (ptrdiff_t)steps * lines_of_step(&p->weights);
     Chunk c;
     for (; at < end; at++, panel += size) {
         int row = p->rows < MANY ? 0 : multiply_tiles_of(p, panel, &c);
-        for (int place; row < p->rows; row += 1 << place) {
-            place = p->rows - row >= 4 ? 2 : (p->rows - row) / 2;
-            const Line *x = (const Line *)p->x + row * apart;
-            ways[p->weights.kind - PACKED].few[place](panel, steps, x, apart,
-                                                      outputs_at(p) + row * (ptrdiff_t)PANEL);
+        for (int rows; row < p->rows; row += rows) {
+            rows = p->rows - row > MOST_FEW ? 4 : p->rows - row;
+            const Line *x = (const Line *)p->x + row * (ptrdiff_t)steps;
+            ways[p->weights.kind - PACKED].few[rows - 1](panel, steps, x, steps,
+                                                         outputs_at(p) + row * (ptrdiff_t)PANEL);
         }
         put_panel(p, at);
     }

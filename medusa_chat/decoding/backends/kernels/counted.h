@@ -7,9 +7,6 @@
 /* Bytes where a thread keeps the rows of x, rounded, and outputs. */
 size_t counted_room(const Product *p);
 
-/* Lines of 64 bytes that 32 inputs of x take: products share one x where these are as many. */
-int lines_of_step(const Weights *w);
-
 /* The rows x [rows, ins] to where the product p reads its own, rounded. */
 void round_counted(const Product *p, const float *x);
 

@@ -55,6 +55,23 @@ INLINE wide_ints plus_pairs(wide_ints a, wide_ints b) {
     typedef int16_t pairs __attribute__((vector_size(4 * WIDTH)));
     return (wide_ints)((pairs)a + (pairs)b);
 }
+/* Bytes without their signs, and x with those of w. */
+INLINE wide_ints sizes_of(wide_ints w) {
+    wide_ints found;
+    __asm__("vpabsb %1, %0" : "=" ANY(found) : ANY(w));
+    return found;
+}
+INLINE wide_ints signed_by(wide_ints x, wide_ints w) {
+#if HAS_ZMM
+    typedef int8_t bytes __attribute__((vector_size(4 * WIDTH)));
+    const bytes is_less = (bytes)w < 0;
+    return (wide_ints)(((bytes)x ^ is_less) - is_less);
+#else
+    wide_ints found;
+    __asm__("vpsignb %2, %1, %0" : "=x"(found) : "x"(x), "x"(w));
+    return found;
+#endif
+}
 /* w[0] * x[0] + w[1] * x[1] of 16 bits. */
 INLINE wide_ints both_of(wide_ints w, wide_ints x) {
     wide_ints both;

@@ -171,9 +171,7 @@ void multiply(const Product *p, int at, int end) {
 /* Whether q, which is ready, has the x that p needs. */
 static int has_x(const Product *q, const Product *from, const Product *p) {
     const int is_like = is_packed(&p->weights) == is_packed(&q->weights) &&
-                        takes_floats(&p->weights) == takes_floats(&q->weights) &&
-                        (!is_packed(&p->weights) ||
-                         lines_of_step(&p->weights) == lines_of_step(&q->weights));
+                        takes_floats(&p->weights) == takes_floats(&q->weights);
     return is_like && from->x == p->x && from->rows == p->rows && from->ins == p->ins;
 }
 

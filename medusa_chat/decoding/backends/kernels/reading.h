@@ -65,7 +65,7 @@ INLINE wide_ints counts_at(const char *p, int low, int bits, int is_signed) {
 /* Whether a format's sums within 16 bits are multiplied by the scales of parts before they are widened,
    which is one instruction. */
 INLINE int scales_pairs(const Format f) {
-    return HAS_PAIRS && f.parts && f.bits < 8 && f.values == NO_TABLE;
+    return HAS_PAIRS && f.parts;
 }
 
 INLINE int has_scales(const Format f) { return f.parts == 16 || scales_pairs(f); }
